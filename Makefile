@@ -1,0 +1,46 @@
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: help demo test test-all test-gpu lint format bench figures clean
+
+help:           ## this list
+	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+# The virtual environment, made once and again when what it holds changes.
+$(READY): pyproject.toml constraints.txt
+	@echo "setting up $(VENV) (once; a minute or two)"
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("lerope needs Python 3.11 or newer; try make PYTHON=python3.12")'
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)  ## a guided tour: frequencies learn on a small retrieval task
+	@$(BIN)/python examples/tour.py
+
+test: lint      ## lint, types and all tests that need no GPU
+	@$(BIN)/python -m pytest
+
+test-all: lint  ## the same with the slow tests
+	@$(BIN)/python -m pytest -m 'not gpu'
+
+test-gpu: $(READY)  ## the tests that need a CUDA device
+	@$(BIN)/python -m pytest -m gpu
+
+lint: $(READY)  ## ruff (format and rules) and mypy
+	@$(BIN)/ruff format --check --quiet . || (echo "run: make format"; exit 1)
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+
+format: $(READY)  ## rewrite the code as ruff wants it
+	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .
+
+bench: $(READY)  ## CPU speed against rotary-embedding-torch and Hugging Face
+	@$(BIN)/python benchmarks/rotary_cpu.py
+
+figures: $(READY)  ## the pictures in docs/
+	@$(BIN)/python docs/figures/wavelengths.py
+
+clean:          ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The rotary library: frequencies, encodings, rotation, extension, optimisation. Imports torch alone."""

@@ -1,0 +1,120 @@
+"""frequencies.json: the small file in which a set of frequencies travels between people and programs."""
+
+import hashlib
+import json
+import math
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lerope.rotary.frequencies import (
+    SIZES,
+    Layout,
+    Parametrization,
+    Sharing,
+    check_choice,
+    check_frequencies,
+    check_rotary_dim,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frequencies:
+    """The content of a frequencies.json; the frequencies are the truth, log_scales are for reading."""
+
+    head_dim: int
+    rotary_dim: int
+    base: float | None
+    layout: Layout
+    parametrization: Parametrization | None
+    sharing: Sharing
+    train_length: int | None
+    frequencies: list[Any]
+    """Radians per token: nested lists of (layers,) (heads,) bands, as `sharing` says."""
+    log_scales: list[Any] | None
+    """ln(frequency / RoPE's frequency at `base`), null where that is not finite; null without a base."""
+
+    def tensor(self) -> Tensor:
+        """The frequencies as a float32 tensor on the CPU."""
+        return torch.tensor(self.frequencies, dtype=torch.float32, device="cpu")
+
+    def fingerprint(self) -> str:
+        """A hash of every field: two files with one fingerprint rotate alike."""
+        text = json.dumps(asdict(self), sort_keys=True, allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the file whole or not at all."""
+        target = Path(path)
+        text = json.dumps({**asdict(self), "fingerprint": self.fingerprint()}, indent=1, allow_nan=False)
+        partial = target.with_name(f".{target.name}.{os.getpid()}")
+        partial.write_text(text + "\n", encoding="utf-8")
+        partial.replace(target)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Frequencies":
+        """Reads and checks a file; whatever is wrong with it is one ValueError that names the file."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ValueError(f"{path} does not exist; write it with encoding.save(path).") from None
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path} is not whole JSON ({error}); save it again with encoding.save(path).") from None
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
+        if not isinstance(content, dict):
+            raise ValueError(f"{path} must hold a JSON object; got {type(content).__name__}.")
+        fingerprint = content.pop("fingerprint", None)
+        expected = {field.name for field in fields(cls)}
+        for name in sorted(expected ^ ({*content} | ({"fingerprint"} if fingerprint is None else set()))):
+            what = "is missing" if name in expected or name == "fingerprint" else "is unknown"
+            raise ValueError(f"{path}: field {name} {what}; save the file again with encoding.save(path).")
+        result = cls(**content)
+        try:
+            result._check()
+            actual = result.fingerprint()
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        if actual != fingerprint:
+            raise ValueError(
+                f"{path}: fingerprint {str(fingerprint)[:12]} does not match the content ({actual[:12]}); the file was "
+                "changed by hand or damaged, save it again with encoding.save(path)."
+            )
+        return result
+
+    def _check(self) -> None:
+        check_choice("layout", self.layout, Layout)
+        check_choice("sharing", self.sharing, Sharing)
+        if self.parametrization is not None:
+            check_choice("parametrization", self.parametrization, Parametrization)
+        rotary_dim = check_rotary_dim(self.head_dim, self.rotary_dim)
+        try:
+            values = check_frequencies(self.tensor())
+        except (TypeError, RuntimeError) as error:
+            raise ValueError(f"frequencies must be lists of numbers, all of one length ({error}).") from None
+        check_shape(values, rotary_dim // 2, self.sharing)
+
+
+def check_shape(frequencies: Tensor, bands: int, sharing: Sharing) -> None:
+    """Raises unless the dimensions of `frequencies` are those of `sharing`."""
+    if frequencies.ndim != len(SIZES[sharing]) + 1 or frequencies.shape[-1] != bands:
+        shape = ", ".join((*SIZES[sharing], str(bands)))
+        raise ValueError(
+            f"frequencies must have shape ({shape}) for sharing={sharing!r}; got {tuple(frequencies.shape)}."
+        )
+
+
+def log_scales(frequencies: Tensor, theta: Tensor) -> list[Any]:
+    """ln(frequencies / theta) as nested lists, None where the ratio is not positive."""
+    ratio = (frequencies.double() / theta.double()).log().tolist()
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, list):
+            return [finite(item) for item in value]
+        return value if math.isfinite(value) else None
+
+    return [finite(item) for item in ratio]

@@ -1,0 +1,342 @@
+"""NoPE, RoPE, p-RoPE, LeRoPE and frozen frequencies: modules that own frequencies and nothing else.
+
+Every encoding maps (q, k, positions) to rotated (q, k). What it owns is float32 for good: no cast, no autocast and no
+trip through the meta device changes a frequency.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lerope.rotary import frequencies as fq
+from lerope.rotary.artifact import Frequencies, check_shape, log_scales
+from lerope.rotary.rotate import Rotation, as_positions, check_heads
+
+
+class Encoding(nn.Module):
+    """Base of all encodings: rotates q and k by `frequencies()`, which a subclass may override.
+
+    Args:
+        head_dim: dimensions of one attention head.
+        theta: the frequencies a fixed encoding has and a learned one starts from, shape (..., rotary_dim / 2).
+        rotary_dim: rotate only this many leading dimensions of each head (prefix-partial rotary, as in GPT-NeoX and
+            Phi). Not p-RoPE, which spans the whole head.
+        layout: band m is dimensions m and m + rotary_dim / 2 (half) or 2m and 2m + 1 (interleaved).
+    """
+
+    theta: Tensor
+    base: float | None = None
+    parametrization: fq.Parametrization | None = None
+    sharing: fq.Sharing = "shared"
+
+    def __init__(
+        self, head_dim: int, theta: Tensor, *, rotary_dim: int | None = None, layout: fq.Layout = "half"
+    ) -> None:
+        super().__init__()
+        self.rotary_dim = fq.check_rotary_dim(head_dim, rotary_dim)
+        self.head_dim = head_dim
+        fq.check_choice("layout", layout, fq.Layout)
+        self.layout = layout
+        # Not a buffer, so it is real even under torch.device("meta"): what reset_parameters() restores theta from.
+        if fq.check_frequencies(theta).is_meta:
+            raise ValueError("frequencies are on the meta device and hold no values; build them with device='cpu'.")
+        self._initial_theta = theta.detach().to("cpu", torch.float32, copy=True)
+        theta = torch.empty(theta.shape, dtype=torch.float32).copy_(self._initial_theta)
+        self.register_buffer("theta", theta, persistent=False)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Sets everything to its initial value. Also called on leaving the meta device, which forgets values."""
+        self.theta.copy_(self._initial_theta)
+
+    def frequencies(self, layer: int | None = None) -> Tensor:
+        """Radians per token, float32 and differentiable: (bands,) or (heads, bands)."""
+        return self._of_layer(self.theta, layer)
+
+    def wavelengths(self, layer: int | None = None) -> Tensor:
+        """Tokens per full turn; infinite for bands that do not turn."""
+        return fq.wavelengths(self.frequencies(layer))
+
+    def rotation(self, positions: Tensor, layer: int | None = None, origin: Tensor | int = 0) -> Rotation:
+        """The rotation for these positions, to be built once per forward pass and called by every layer.
+
+        `origin` lowers the rounding noise of the frequency gradient; see Rotation.
+        """
+        return Rotation(positions, self.frequencies(layer), self.layout, self.head_dim, origin)
+
+    def forward(
+        self, q: Tensor | None, k: Tensor | None, positions: Tensor | int, layer: int | None = None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Rotates queries and keys.
+
+        Args:
+            q, k: (..., length, heads, head_dim); head counts may differ, either may be None.
+            positions: integers that broadcast to (..., length), or one integer, the first token's position.
+            layer: which layer asks; needed only where layers have frequencies of their own.
+        """
+        return self.rotation(self._check(q, k, positions), layer)(q, k)
+
+    def _check(self, q: Tensor | None, k: Tensor | None, positions: Tensor | int) -> Tensor:
+        """The positions as a tensor, after a look at all three."""
+        heads = [check_heads(name, x) for name, x in (("q", q), ("k", k)) if x is not None]
+        if not heads:
+            raise ValueError("q and k are both None; pass at least one of them.")
+        return as_positions(positions, heads[0])
+
+    def diagnostics(self, train_length: int | None = None, layer: int | None = None) -> fq.Diagnostics:
+        """Aliased and dead bands, wavelengths, turns over `train_length`; print it for a table."""
+        return fq.diagnose(self.frequencies(layer), train_length)
+
+    def save(self, path: str | os.PathLike[str], train_length: int | None = None) -> None:
+        """Writes frequencies.json."""
+        self.artifact(train_length).save(path)
+
+    @torch.no_grad()
+    def artifact(self, train_length: int | None = None) -> Frequencies:
+        """What frequencies.json holds: all layers' frequencies and how they came about."""
+        values = fq.check_frequencies(self._all_frequencies()).float().cpu()
+        if train_length is not None:
+            fq.check_count("train_length", train_length)
+        scales = None if self.base is None else log_scales(values, fq.geometric(self.rotary_dim, self.base))
+        return Frequencies(
+            head_dim=self.head_dim,
+            rotary_dim=self.rotary_dim,
+            base=self.base,
+            layout=self.layout,
+            parametrization=self.parametrization,
+            sharing=self.sharing,
+            train_length=train_length,
+            frequencies=values.tolist(),
+            log_scales=scales,
+        )
+
+    def extra_repr(self) -> str:
+        parts = [f"head_dim={self.head_dim}"]
+        parts += [f"base={self.base:g}"] if self.base is not None else []
+        parts += [f"rotary_dim={self.rotary_dim}"] if self.rotary_dim != self.head_dim else []
+        parts += [f"layout={self.layout!r}"] if self.layout != "half" else []
+        return ", ".join(parts)
+
+    def _all_frequencies(self) -> Tensor:
+        """The frequencies of every layer in one tensor, shaped as `sharing` says."""
+        return self.theta
+
+    def _of_layer(self, values: Tensor, layer: int | None) -> Tensor:
+        """The part of a tensor over all layers that belongs to `layer`; all of it where layers share."""
+        if self.sharing in ("shared", "head"):
+            return values
+        if layer is None or not 0 <= layer < values.shape[0]:
+            raise ValueError(f"layer must be 0 to {values.shape[0] - 1} for sharing={self.sharing!r}; got {layer}.")
+        return values[layer]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Encoding":
+        """Lets casts and moves change the device alone; widening to float64 is allowed, for gradient checks."""
+        was_meta = self.theta.is_meta
+
+        def pinned(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            dtype = torch.promote_types(moved.dtype, torch.float32)
+            if tensor.is_meta:
+                return moved if moved.dtype == dtype else torch.empty_like(moved, dtype=dtype)
+            return tensor.to(moved.device, dtype)
+
+        super()._apply(pinned, recurse)
+        if was_meta and not self.theta.is_meta:
+            self.reset_parameters()
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name in (*self._parameters, *self._buffers):
+            saved = state_dict.get(prefix + name)
+            if isinstance(saved, Tensor) and saved.is_floating_point():
+                state_dict[prefix + name] = saved.to(torch.promote_types(saved.dtype, torch.float32))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class NoPE(Encoding):
+    """No position encoding: q and k come back untouched."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__(head_dim, torch.zeros(fq.check_rotary_dim(head_dim, None) // 2, device="cpu"))
+
+    def forward(
+        self, q: Tensor | None, k: Tensor | None, positions: Tensor | int, layer: int | None = None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        self._check(q, k, positions)
+        return q, k
+
+
+class RoPE(Encoding):
+    """Fixed frequencies base^(-2m / head_dim). The exponent counts over rotary_dim where that is smaller."""
+
+    def __init__(
+        self, head_dim: int, base: float = 10_000.0, *, rotary_dim: int | None = None, layout: fq.Layout = "half"
+    ) -> None:
+        theta = fq.geometric(fq.check_rotary_dim(head_dim, rotary_dim), base)
+        super().__init__(head_dim, theta, rotary_dim=rotary_dim, layout=layout)
+        self.base = float(base)
+
+
+class PRoPE(Encoding):
+    """p-RoPE: RoPE whose slowest bands, all m >= p * head_dim / 2, do not turn at all."""
+
+    def __init__(self, head_dim: int, base: float = 10_000.0, p: float = 0.75, *, layout: fq.Layout = "half") -> None:
+        theta = fq.keep_fastest(fq.geometric(fq.check_rotary_dim(head_dim, None), base), p)
+        super().__init__(head_dim, theta, layout=layout)
+        self.base = float(base)
+        self.p = float(p)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, p={self.p:g}"
+
+
+class LeRoPE(Encoding):
+    """Learned frequencies: exp(alpha) * theta, one float32 alpha per band, exactly RoPE at the start.
+
+    Args:
+        head_dim: dimensions of one attention head.
+        base: base of the RoPE it starts from.
+        parametrization: exp(alpha) * theta (log), alpha * theta (linear) or alpha itself (direct).
+        sharing: one set of frequencies for all (shared), or one per layer, per head, or per layer and head.
+        num_layers: number of layers, where layers have frequencies of their own.
+        num_heads: number of *key* heads, where heads have frequencies of their own: with grouped queries the heads of
+            a group must turn like the key head they read.
+    """
+
+    alpha: nn.Parameter
+    parametrization: fq.Parametrization
+
+    def __init__(
+        self,
+        head_dim: int,
+        base: float = 10_000.0,
+        parametrization: fq.Parametrization = "log",
+        sharing: fq.Sharing = "shared",
+        num_layers: int | None = None,
+        num_heads: int | None = None,
+        *,
+        rotary_dim: int | None = None,
+        layout: fq.Layout = "half",
+    ) -> None:
+        fq.check_choice("parametrization", parametrization, fq.Parametrization)
+        fq.check_choice("sharing", sharing, fq.Sharing)
+        theta = fq.geometric(fq.check_rotary_dim(head_dim, rotary_dim), base)
+        given = {"num_layers": num_layers, "num_heads": num_heads}
+        for field, value in given.items():
+            if value is not None or field in fq.SIZES[sharing]:
+                fq.check_count(field, value)
+        sizes = [fq.check_count(field, given[field]) for field in fq.SIZES[sharing]]
+        super().__init__(head_dim, theta, rotary_dim=rotary_dim, layout=layout)
+        self.base = float(base)
+        self.parametrization = parametrization
+        self.sharing = sharing
+        self.alpha = nn.Parameter(torch.empty(*sizes, len(theta), dtype=torch.float32))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        _assign(self.alpha, fq.initial_alpha(self.theta, tuple(self.alpha.shape), self.parametrization))
+
+    def frequencies(self, layer: int | None = None) -> Tensor:
+        return fq.learned(self.theta, self._of_layer(self._whole_alpha(), layer), self.parametrization)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "LeRoPE":
+        """A LeRoPE that goes on learning from a frequencies.json that a LeRoPE or RoPE wrote."""
+        saved = Frequencies.load(path)
+        if saved.base is None:
+            raise ValueError(f"{path}: base is null, so there is no RoPE to scale; use FrozenRoPE.load.")
+        values = saved.tensor()
+        parametrization = saved.parametrization or "log"
+        if parametrization == "log" and not bool((values > 0).all()):
+            raise ValueError(f"{path}: frequencies must be positive to be learned as logarithms; got {values.min()}.")
+        sizes = dict(zip(fq.SIZES[saved.sharing], values.shape, strict=False))
+        encoding = cls(
+            saved.head_dim,
+            saved.base,
+            parametrization,
+            saved.sharing,
+            rotary_dim=saved.rotary_dim,
+            layout=saved.layout,
+            **sizes,
+        )
+        with torch.no_grad():
+            wide = values.double()
+            scale = wide / encoding.theta.double()
+            alpha = {"log": scale.log(), "linear": scale, "direct": wide}[parametrization]
+            encoding.alpha.copy_(alpha)
+        return encoding
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, parametrization={self.parametrization!r}, alpha={tuple(self.alpha.shape)}"
+
+    def _all_frequencies(self) -> Tensor:
+        return fq.learned(self.theta, self._whole_alpha(), self.parametrization)
+
+    def _whole_alpha(self) -> Tensor:
+        """alpha as a plain float32 tensor, also where FSDP holds it in shards."""
+        if self.alpha.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"alpha is {self.alpha.dtype} inside the model: a mixed-precision wrapper cast it. Give the encoding "
+                "a unit of its own, fully_shard(encoding), before fully_shard(model, mp_policy=...)."
+            )
+        return _whole(self.alpha)
+
+
+class FrozenRoPE(Encoding):
+    """Given frequencies that stay as they are: another run's learned ones, or an extension's.
+
+    Args:
+        frequencies: (bands,), (heads, bands), (layers, bands) or (layers, heads, bands), as `sharing` says.
+        head_dim: dimensions of one head, if more than the 2 * bands that turn.
+    """
+
+    def __init__(
+        self,
+        frequencies: Tensor,
+        head_dim: int | None = None,
+        sharing: fq.Sharing = "shared",
+        *,
+        layout: fq.Layout = "half",
+    ) -> None:
+        fq.check_choice("sharing", sharing, fq.Sharing)
+        bands = fq.check_frequencies(frequencies).shape[-1]
+        check_shape(frequencies, bands, sharing)
+        super().__init__(head_dim or 2 * bands, frequencies, rotary_dim=2 * bands, layout=layout)
+        self.sharing = sharing
+        # Unlike a series that follows from a base, these frequencies are state: the checkpoint must carry them.
+        self.register_buffer("theta", self.theta, persistent=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "FrozenRoPE":
+        """The frequencies of a frequencies.json, fixed."""
+        saved = Frequencies.load(path)
+        encoding = cls(saved.tensor(), saved.head_dim, saved.sharing, layout=saved.layout)
+        encoding.base = saved.base
+        return encoding
+
+
+def _whole(parameter: Any) -> Tensor:
+    """A parameter that FSDP2 holds in shards (a DTensor), gathered; its gradient is averaged as FSDP2 would."""
+    if not hasattr(parameter, "full_tensor"):
+        plain: Tensor = parameter
+        return plain
+    from torch.distributed.tensor import Partial
+
+    mesh = parameter.device_mesh
+    whole: Tensor = parameter.full_tensor(grad_placements=[Partial()] * mesh.ndim)
+    averaged: Tensor = whole.detach() + (whole - whole.detach()) / mesh.size()
+    return averaged
+
+
+def _assign(parameter: Any, value: Tensor) -> None:
+    """parameter[:] = value, also for a DTensor."""
+    if hasattr(parameter, "full_tensor"):
+        from torch.distributed.tensor import distribute_tensor
+
+        value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
+    parameter.copy_(value)

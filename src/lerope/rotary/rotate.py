@@ -1,0 +1,250 @@
+"""The rotation itself: one formula, exact gradients for inputs and frequencies, float32 inside.
+
+Shapes: x is (..., length, heads, head_dim), positions (..., length), frequencies (bands,), (heads, bands) or anything
+that broadcasts to (..., length, heads, bands).
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lerope.rotary.frequencies import Layout, check_choice, check_frequencies, check_rotary_dim
+
+# Elements the CPU works on at a time: the temporaries of one tile then stay in its cache.
+_TILE_ELEMENTS = 1 << 17
+
+
+def rotate(
+    x: Tensor,
+    positions: Tensor | int,
+    frequencies: Tensor,
+    layout: Layout = "half",
+    rotary_dim: int | None = None,
+) -> Tensor:
+    """Turns band m of every head of `x` by positions * frequencies[m].
+
+    Args:
+        x: (..., length, heads, head_dim), any floating dtype; the result has the same.
+        positions: integers that broadcast to (..., length), or one integer: the position of the first token.
+        frequencies: radians per token, float32 or float64; differentiable. (bands,), (heads, bands), or three and more
+            dimensions that broadcast to (..., length, heads, bands), for example one set per document.
+        layout: which dimensions make band m: m and m + rotary_dim / 2 (half), or 2m and 2m + 1 (interleaved).
+        rotary_dim: turn only the first `rotary_dim` dimensions of each head. This is the prefix-partial rotary of
+            GPT-NeoX and Phi; p-RoPE instead spans the whole head and gives slow bands frequency zero.
+    """
+    # On a GPU a look at the values would stop the queue, in a compiled graph it would break the graph.
+    look = getattr(frequencies, "device", None) == torch.device("cpu") and not torch.compiler.is_compiling()
+    check_frequencies(frequencies, look)
+    return _rotation(x, positions, frequencies, layout, rotary_dim).turn(x)
+
+
+def rerotate(
+    k: Tensor, positions: Tensor | int, old: Tensor, new: Tensor, layout: Layout = "half", rotary_dim: int | None = None
+) -> Tensor:
+    """Moves keys that were rotated with frequencies `old` to `new`, for caches that outlive a change of frequencies.
+
+    Both phases are rounded to float32 as `rotate` does and subtracted in float64, so that
+    rerotate(rotate(k, p, old), p, old, new) is rotate(k, p, new) up to the rounding of k. No gradient for frequencies.
+    """
+    old, new = check_frequencies(old).detach(), check_frequencies(new).detach()
+    rotation = _rotation(k, positions, new, layout, rotary_dim)
+    positions = as_positions(positions, k)
+    phases = _phases(positions, new).double() - _phases(positions, old).double()
+    rotation.cos, rotation.sin = phases.cos().to(new.dtype), phases.sin().to(new.dtype)
+    return rotation.turn(k)
+
+
+def permute_layout(
+    weight: Tensor, head_dim: int, target: Layout, rotary_dim: int | None = None, dim: int = 0
+) -> Tensor:
+    """Reorders a query or key projection, its bias, or a QK-norm gain from the other layout to `target`.
+
+    A model whose W_q, W_k and QK gains are all permuted computes the same logits in the other layout. Dimension `dim`
+    is the projection's output and holds whole heads; a gain of length head_dim counts as one.
+    """
+    check_choice("target", target, Layout)
+    rotary_dim = check_rotary_dim(head_dim, rotary_dim)
+    if not isinstance(weight, Tensor) or not -weight.ndim <= dim < weight.ndim or weight.shape[dim] % head_dim:
+        got = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
+        raise ValueError(f"weight must hold whole heads of head_dim = {head_dim} in dimension {dim}; got {got}.")
+    order = torch.arange(rotary_dim, device=weight.device)
+    order = (order.view(2, -1) if target == "interleaved" else order.view(-1, 2)).t().flatten()
+    order = torch.cat((order, torch.arange(rotary_dim, head_dim, device=weight.device)))
+    heads = torch.arange(0, weight.shape[dim], head_dim, device=weight.device)
+    return weight.index_select(dim, (heads[:, None] + order).flatten())
+
+
+class Rotation:
+    """cos and sin for one set of positions: built once per forward pass, called by every layer.
+
+    An opaque class on purpose: FSDP and DDP cast the float tensors they find in tuples and dataclasses to the
+    mixed-precision dtype, which would ruin the tables without a word.
+    """
+
+    __slots__ = ("cos", "frequencies", "head_dim", "layout", "offsets", "sin")
+
+    def __init__(
+        self,
+        positions: Tensor,
+        frequencies: Tensor,
+        layout: Layout = "half",
+        head_dim: int | None = None,
+        origin: Tensor | int = 0,
+    ):
+        """Builds the tables; `head_dim` is given where more dimensions than the 2 * bands that turn make a head.
+
+        `origin` is subtracted from the positions where the gradient of the frequencies is summed, and only there.
+        Attention depends on differences of positions alone, so any origin per document gives the same gradient, and
+        the document's centre gives it with the least rounding noise.
+        """
+        check_choice("layout", layout, Layout)
+        self.frequencies = check_frequencies(frequencies, look=False)
+        self.layout = layout
+        self.head_dim = 2 * frequencies.shape[-1] if head_dim is None else head_dim
+        self.offsets = (positions - origin).to(frequencies.dtype)[..., None, None]
+        phases = _phases(positions, frequencies).detach()
+        self.cos, self.sin = phases.cos(), phases.sin()
+
+    def __call__(self, q: Tensor | None, k: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
+        """Turns queries and keys; either may be None and then stays None."""
+        return None if q is None else self.turn(q, "q"), None if k is None else self.turn(k, "k")
+
+    def turn(self, x: Tensor, name: str = "x") -> Tensor:
+        """Turns one tensor of shape (..., length, heads, head_dim)."""
+        self._check(name, x)
+        half, num_sets = self.layout == "half", self.cos.shape[-2]
+        if num_sets in (1, x.shape[-2]):
+            return _apply(x, self.frequencies, self.cos, self.sin, self.offsets, half, -3)
+        # Grouped queries: the heads of a group turn like the key head they read.
+        tables = (t.unsqueeze(-2) for t in (self.frequencies, self.cos, self.sin, self.offsets))
+        return _apply(x.unflatten(-2, (num_sets, -1)), *tables, half, -4).flatten(-3, -2)
+
+    def _check(self, name: str, x: Tensor) -> None:
+        check_heads(name, x)
+        if x.shape[-1] != self.head_dim:
+            raise ValueError(f"{name} must have head_dim {self.head_dim}; got {x.shape[-1]}.")
+        *lead, num_sets, _ = self.cos.shape
+        if x.shape[-2] % num_sets:
+            raise ValueError(
+                f"{name} must have a multiple of {num_sets} heads, because that many key heads have frequencies of "
+                f"their own; got {x.shape[-2]}."
+            )
+        wanted = x.shape[:-2]
+        pairs = zip(reversed(lead), reversed(wanted), strict=False)
+        if len(lead) > len(wanted) or any(a not in (1, b) for a, b in pairs):
+            raise ValueError(
+                f"positions must broadcast to {tuple(wanted)}, {name} without heads and head_dim; got {tuple(lead)}."
+            )
+
+
+def as_positions(positions: Tensor | int, x: Tensor) -> Tensor:
+    """Integer positions as a tensor; a single integer is the position of the first of x's tokens."""
+    if isinstance(positions, int) and not isinstance(positions, bool):
+        return torch.arange(positions, positions + x.shape[-3], device=x.device)
+    if not isinstance(positions, Tensor):
+        raise ValueError(f"positions must be an integer tensor or an integer; got {positions!r}.")
+    if positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool:
+        raise ValueError(f"positions must be integers; got {positions.dtype}, pass positions.long().")
+    if positions.device != x.device:
+        raise ValueError(f"positions must be on {x.device}, like what they turn; got {positions.device}.")
+    return positions + torch.arange(x.shape[-3], device=x.device) if positions.ndim == 0 else positions
+
+
+def check_heads(name: str, x: object) -> Tensor:
+    """Raises unless `x` is a floating tensor of shape (..., length, heads, head_dim)."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise ValueError(f"{name} must be a floating-point tensor; got {getattr(x, 'dtype', type(x).__name__)}.")
+    if x.ndim < 3:
+        raise ValueError(f"{name} must have shape (..., length, heads, head_dim); got {tuple(x.shape)}.")
+    return x
+
+
+def _rotation(
+    x: Tensor, positions: Tensor | int, frequencies: Tensor, layout: Layout, rotary_dim: int | None
+) -> Rotation:
+    rotary_dim = check_rotary_dim(check_heads("x", x).shape[-1], rotary_dim)
+    if 2 * frequencies.shape[-1] != rotary_dim:
+        raise ValueError(
+            f"frequencies must have {rotary_dim // 2} bands to turn {rotary_dim} dimensions of each head; "
+            f"got {frequencies.shape[-1]}. To turn the first dimensions alone, pass rotary_dim."
+        )
+    return Rotation(as_positions(positions, x), frequencies, layout, x.shape[-1])
+
+
+def _phases(positions: Tensor, frequencies: Tensor) -> Tensor:
+    """(..., length, 1 or heads, bands): one correctly rounded product each while positions stay below 2^24."""
+    return positions[..., None, None].to(frequencies.dtype) * frequencies
+
+
+def _split(x: Tensor, bands: int, half: bool) -> tuple[Tensor, Tensor]:
+    """The first and the second coordinate of every band."""
+    if half:
+        return x[..., :bands], x[..., bands : 2 * bands]
+    return x[..., 0 : 2 * bands : 2], x[..., 1 : 2 * bands : 2]
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, half: bool) -> Tensor:
+    """R x, where R turns every band by its phase: the formula that everything fast is tested against."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    a, b = _split(x.to(wide), cos.shape[-1], half)
+    cos, sin = cos.to(wide), sin.to(wide)
+    pair = torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)
+    turned = torch.cat(pair, dim=-1) if half else torch.stack(pair, dim=-1).flatten(-2)
+    rest = x[..., 2 * cos.shape[-1] :]
+    return torch.cat((turned, rest.to(wide)), dim=-1) if rest.shape[-1] else turned
+
+
+def _torque(out: Tensor, grad: Tensor, cos: Tensor, half: bool) -> Tensor:
+    """dL/dphase = grad . J out, summed down to the shape of the tables; it needs the rotated output alone."""
+    a, b = _split(out.to(cos.dtype), cos.shape[-1], half)
+    grad_a, grad_b = _split(grad.to(cos.dtype), cos.shape[-1], half)
+    return torch.addcmul(grad_b * a, grad_a, b, value=-1).sum_to_size(cos.shape)
+
+
+def _tiled(function: Callable[..., Tensor], out: Tensor, token_dim: int, *tensors: Tensor) -> Tensor:
+    """out[:] = function(*tensors), on the CPU a tile of tokens at a time and elsewhere in one piece."""
+    size, length = tensors[0].numel(), out.shape[token_dim]
+    eager_cpu = out.device.type == "cpu" and not torch.compiler.is_compiling()
+    if not eager_cpu or size <= _TILE_ELEMENTS or any(t.shape[token_dim] != length for t in tensors):
+        return function(*tensors).to(out.dtype)
+    width = math.ceil(length * _TILE_ELEMENTS / size)
+    for start in range(0, length, width):
+        tile, *tiles = (t.narrow(token_dim, start, min(width, length - start)) for t in (out, *tensors))
+        tile.copy_(function(*tiles))
+    return out
+
+
+class _Rotate(torch.autograd.Function):
+    """x -> R x with gradients for x and for the frequencies behind cos and sin."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, frequencies: Tensor, cos: Tensor, sin: Tensor, offsets: Tensor, half: bool, token_dim: int
+    ) -> Tensor:
+        return _tiled(lambda x, c, s: _turned(x, c, s, half), torch.empty_like(x), token_dim, x, cos, sin)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, frequencies, cos, sin, offsets, ctx.half, ctx.token_dim = inputs
+        # Attention keeps the rotated output anyway, so learning the frequencies costs no memory.
+        ctx.save_for_backward(frequencies, cos, sin, offsets, output if frequencies.requires_grad else None)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        frequencies, cos, sin, offsets, out = ctx.saved_tensors
+        grad_x = grad_frequencies = None
+        if ctx.needs_input_grad[0]:
+            grad_x = _apply(grad, frequencies, cos, -sin, -offsets, ctx.half, ctx.token_dim)
+        if ctx.needs_input_grad[1]:
+            half = ctx.half
+            torque = _tiled(
+                lambda o, g, c: _torque(o, g, c, half), torch.empty_like(cos), ctx.token_dim, out, grad, cos
+            )
+            grad_frequencies = (torque * offsets).sum_to_size(frequencies.shape)
+        return grad_x, grad_frequencies, None, None, None, None, None
+
+
+_apply: Callable[..., Tensor] = _Rotate.apply
