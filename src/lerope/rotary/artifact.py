@@ -68,11 +68,11 @@ class Frequencies:
             raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
         if not isinstance(content, dict):
             raise ValueError(f"{path} must hold a JSON object; got {type(content).__name__}.")
-        fingerprint = content.pop("fingerprint", None)
-        expected = {field.name for field in fields(cls)}
-        for name in sorted(expected ^ ({*content} | ({"fingerprint"} if fingerprint is None else set()))):
-            what = "is missing" if name in expected or name == "fingerprint" else "is unknown"
-            raise ValueError(f"{path}: field {name} {what}; save the file again with encoding.save(path).")
+        expected = {"fingerprint", *(field.name for field in fields(cls))}
+        for name in sorted(expected ^ set(content)):
+            what = "missing" if name in expected else "unknown"
+            raise ValueError(f"{path}: field {name} is {what}; save the file again with encoding.save(path).")
+        fingerprint = content.pop("fingerprint")
         result = cls(**content)
         try:
             result._check()
@@ -93,10 +93,10 @@ class Frequencies:
             check_choice("parametrization", self.parametrization, Parametrization)
         rotary_dim = check_rotary_dim(self.head_dim, self.rotary_dim)
         try:
-            values = check_frequencies(self.tensor())
-        except (TypeError, RuntimeError) as error:
+            values = self.tensor()
+        except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"frequencies must be lists of numbers, all of one length ({error}).") from None
-        check_shape(values, rotary_dim // 2, self.sharing)
+        check_shape(check_frequencies(values), rotary_dim // 2, self.sharing)
 
 
 def check_shape(frequencies: Tensor, bands: int, sharing: Sharing) -> None:

@@ -1,0 +1,252 @@
+"""CPU speed and accuracy of lerope against rotary-embedding-torch and Hugging Face transformers.
+
+Exit code: 0 if every claim holds, 1 if one fails, 2 if a peer is not installed.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import lerope
+
+BATCH, LENGTH, HEADS, HEAD_DIM = 2, 2048, 8, 64
+WARM_UP = 5
+RESULT = Path(__file__).parent / "results" / "rotary_cpu.json"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# How far off lerope may be; bfloat16 itself rounds by up to 2^-6 at 4.
+TOLERANCE = {
+    "float32": {"q_k_dq_dk": 1e-3, "d_frequencies": 1e-3},
+    "bfloat16": {"q_k_dq_dk": 2e-2, "d_frequencies": 1e-2},
+}
+# What the others of a kind are compared with.
+BASELINE = {"learned": "LeRoPE", "fixed": "RoPE", "prebuilt": "RoPE, prebuilt"}
+RET, HF, HF_VIEW = "rotary-embedding-torch", "Hugging Face", "Hugging Face, view"
+# claim, mode, dtype, peers, how many times lerope's time each peer takes at least
+CLAIMS = [
+    ("learned training 1.5x as fast", "training", "float32", [RET], 1.5),
+    ("learned training 1.5x as fast", "training", "bfloat16", [RET], 1.5),
+    ("fixed forward no slower", "forward", "float32", [HF, HF_VIEW], 1.0),
+    ("fixed forward at most 1.3x the time", "forward", "bfloat16", [HF, HF_VIEW], 1 / 1.3),
+]
+
+
+@dataclass
+class Case:
+    """One implementation, with q, k and upstream gradients in the memory order that its users have."""
+
+    name: str
+    kind: str
+    turn: Callable[..., Any]
+    tensors: list[Tensor]
+    interleaved: bool = False
+    transposed: bool = False
+    frequencies: Tensor | None = None  # the parameter that learns
+    log_scale: Tensor | float = 1.0  # its gradient times this is the gradient of log frequencies
+
+    def __post_init__(self) -> None:
+        self.inputs = [x.detach().requires_grad_() for x in self.tensors[:2]]
+        self.upstream = self.tensors[2:]
+
+    def forward(self) -> None:
+        with torch.no_grad():
+            self.turn(*self.inputs)
+
+    def training(self) -> tuple[Any, list[Tensor]]:
+        leaves = self.inputs if self.frequencies is None else [*self.inputs, self.frequencies]
+        outputs = self.turn(*self.inputs)
+        return outputs, list(torch.autograd.grad(outputs, leaves, self.upstream))
+
+
+def make_cases(dtype: torch.dtype, seed: int) -> list[Case]:
+    from rotary_embedding_torch import RotaryEmbedding
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+    generator = torch.Generator().manual_seed(seed)
+    data = [torch.randn(BATCH, LENGTH, HEADS, HEAD_DIM, generator=generator).to(dtype) for _ in range(4)]
+    views = [x.transpose(1, 2) for x in data]  # what Llama's attention passes
+    heads_first = [x.contiguous() for x in views]
+    positions = torch.arange(LENGTH)
+
+    learned, fixed = lerope.LeRoPE(HEAD_DIM), lerope.RoPE(HEAD_DIM)
+    pairs = lerope.LeRoPE(HEAD_DIM, layout="interleaved")
+    ret: Any = RotaryEmbedding(dim=HEAD_DIM, learned_freq=True)
+    config = LlamaConfig(hidden_size=HEADS * HEAD_DIM, num_attention_heads=HEADS, max_position_embeddings=LENGTH)
+    llama: Any = LlamaRotaryEmbedding(config)
+    tables = llama(data[0], positions[None])
+
+    def ret_turn(q: Tensor, k: Tensor) -> Any:
+        return ret.rotate_queries_or_keys(q), ret.rotate_queries_or_keys(k)
+
+    def hf_turn(q: Tensor, k: Tensor) -> Any:
+        return apply_rotary_pos_emb(q, k, *llama(q, positions[None]))
+
+    def hf_apply(q: Tensor, k: Tensor) -> Any:
+        return apply_rotary_pos_emb(q, k, *tables)
+
+    return [
+        Case("LeRoPE", "learned", lambda q, k: learned(q, k, positions), data, frequencies=learned.alpha),
+        Case("LeRoPE, interleaved", "learned", lambda q, k: pairs(q, k, positions), data, True, False, pairs.alpha),
+        Case(RET, "learned", ret_turn, heads_first, True, True, ret.freqs, ret.freqs.detach()),
+        Case("RoPE", "fixed", lambda q, k: fixed(q, k, positions), data),
+        Case(HF, "fixed", hf_turn, heads_first, transposed=True),
+        Case(HF_VIEW, "fixed", hf_turn, views, transposed=True),
+        Case("RoPE, prebuilt", "prebuilt", fixed.rotation(positions), data),
+        Case("Hugging Face, prebuilt", "prebuilt", hf_apply, heads_first, transposed=True),
+        Case("Hugging Face, view, prebuilt", "prebuilt", hf_apply, views, transposed=True),
+    ]
+
+
+def reference(case: Case) -> list[Tensor]:
+    """q, k, dq, dk and d log frequencies in float64: complex numbers times exp(i * position * frequency)."""
+    q, k, *upstream = ((x.transpose(1, 2) if case.transposed else x).double() for x in case.tensors)
+    inputs = [q.requires_grad_(), k.requires_grad_()]
+    log_scales = torch.zeros(HEAD_DIM // 2, dtype=torch.float64, requires_grad=True)
+    theta = 10_000.0 ** (-torch.arange(0, HEAD_DIM, 2, dtype=torch.float64) / HEAD_DIM) * log_scales.exp()
+    turns = torch.exp(1j * torch.arange(LENGTH)[:, None, None] * theta)
+    sizes, dim = ((-1, 2), -1) if case.interleaved else ((2, -1), -2)
+    turned = [torch.complex(*x.unflatten(-1, sizes).unbind(dim)) * turns for x in inputs]
+    outputs = [torch.stack((z.real, z.imag), dim).flatten(-2) for z in turned]
+    return [*outputs, *torch.autograd.grad(outputs, [*inputs, log_scales], upstream)]
+
+
+@torch.no_grad()
+def errors(case: Case) -> dict[str, Any]:
+    """Largest error of q, k, dq, dk; where frequencies learn also the relative error of their gradient."""
+    with torch.enable_grad():
+        *wanted, wanted_log = reference(case)
+        outputs, gradients = case.training()
+    got = [x.transpose(1, 2) if case.transposed else x for x in (*outputs, *gradients[:2])]
+    row: dict[str, Any] = {"name": case.name}
+    row["q_k_dq_dk"] = max(float((a - b).abs().max()) for a, b in zip(got, wanted, strict=True))
+    if case.frequencies is not None:
+        row["d_frequencies"] = float((gradients[2] * case.log_scale - wanted_log).norm() / wanted_log.norm())
+    return row
+
+
+def measure(cases: list[Case], mode: str, rounds: int, rng: random.Random) -> list[dict[str, Any]]:
+    """Each round runs every case once in a new order, so that noise and drift hit all alike."""
+    times: dict[str, list[float]] = {case.name: [] for case in cases}
+    for number in range(-WARM_UP, rounds):
+        for case in rng.sample(cases, len(cases)):
+            action = getattr(case, mode)
+            start = time.perf_counter()
+            action()
+            elapsed = time.perf_counter() - start
+            if number >= 0:
+                times[case.name].append(1000 * elapsed)
+    rows = []
+    for case in cases:
+        q1, median, q3 = statistics.quantiles(times[case.name], n=4)
+        ratio = statistics.median(a / b for a, b in zip(times[case.name], times[BASELINE[case.kind]], strict=True))
+        row = {"kind": case.kind, "name": case.name, "median_ms": median, "q1_ms": q1, "q3_ms": q3}
+        rows.append(row | {"over_lerope": ratio})
+    return rows
+
+
+def judge(timings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    claims = []
+    for text, mode, dtype, peers, least in CLAIMS:
+        rows = [r for r in timings if (r["mode"], r["dtype"]) == (mode, dtype) and r["name"] in peers]
+        row = min(rows, key=lambda r: float(r["over_lerope"]))  # the faster of Hugging Face's two memory orders
+        claim = {"claim": text, "dtype": dtype, "peer": row["name"], "over_lerope": row["over_lerope"]}
+        claims.append(claim | {"at_least": least, "holds": row["over_lerope"] >= least})
+    return claims
+
+
+def show(console: Console, title: str, rows: list[dict[str, Any]], digits: str) -> None:
+    table = Table(title=title)
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    for column in columns:
+        table.add_column(column.replace("_", " "), justify="right" if isinstance(rows[0][column], float) else "left")
+    for row in rows:
+        cells = (row.get(column, "") for column in columns)
+        table.add_row(*(f"{cell:{digits}}" if isinstance(cell, float) else cell for cell in cells))
+    console.print(table)
+
+
+def conditions(options: argparse.Namespace) -> dict[str, Any]:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    peers = {name: version(name) for name in ("torch", "transformers", "rotary-embedding-torch")}
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": models[0] if models else platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "load_before": os.getloadavg()[0],  # what other processes wanted of the cores
+        "versions": {"python": platform.python_version(), "lerope": lerope.__version__, **peers},
+        "shape": {"batch": BATCH, "length": LENGTH, "heads": HEADS, "head_dim": HEAD_DIM},
+        "seed": options.seed,
+        "rounds": options.rounds,
+    }
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="CPU speed and accuracy of lerope against its peers.")
+    parser.add_argument("--threads", type=int, help="torch threads (default: torch's own choice)")
+    parser.add_argument("--rounds", type=int, default=61)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="a smoke run: 5 rounds, writes no file")
+    options = parser.parse_args()
+    options.rounds = 5 if options.quick else options.rounds
+    return options
+
+
+def main() -> int:
+    options = parse()
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    try:
+        cases = {name: make_cases(dtype, options.seed) for name, dtype in DTYPES.items()}
+    except ImportError as error:
+        print(f"This benchmark needs {error.name}: install lerope[bench].")
+        return 2
+    facts, console = conditions(options), Console(width=120)
+    console.print(*(f"{name}: {value}" for name, value in facts.items()), sep="\n", highlight=False)
+
+    # Prebuilt tables are those of the fixed cases, so they have no accuracy and no backward pass of their own.
+    own = {dtype: [case for case in cases[dtype] if case.kind != "prebuilt"] for dtype in DTYPES}
+    accuracy = [{"dtype": dtype, **errors(case)} for dtype in DTYPES for case in own[dtype]]
+    show(console, "error against float64: largest; of the frequencies' gradient relative", accuracy, ".1e")
+    for row in accuracy:
+        if "RoPE" in row["name"] and any(row.get(what, 0.0) > most for what, most in TOLERANCE[row["dtype"]].items()):
+            print(f"lerope is wrong: {row}, allowed {TOLERANCE[row['dtype']]}.")
+            return 1
+
+    rng, timings = random.Random(options.seed), []
+    for mode, chosen in (("forward", cases), ("training", own)):
+        for dtype in DTYPES:
+            rows = measure(chosen[dtype], mode, options.rounds, rng)
+            show(console, f"{mode}, {dtype}", rows, ".2f")
+            timings += [{"mode": mode, "dtype": dtype, **row} for row in rows]
+
+    claims = judge(timings)
+    for c in claims:
+        ratio = f"{c['peer']} takes {c['over_lerope']:.2f}x lerope's time, claimed {c['at_least']:.2f}x"
+        console.print(f"{'holds' if c['holds'] else 'FAILS'}  {c['claim']}, {c['dtype']}: {ratio}", highlight=False)
+    if not options.quick:
+        RESULT.parent.mkdir(exist_ok=True)
+        results = facts | {"accuracy": accuracy, "timings": timings, "claims": claims}
+        RESULT.write_text(json.dumps(results, indent=1) + "\n")
+    return 0 if all(claim["holds"] for claim in claims) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
