@@ -31,6 +31,7 @@ class Encoding(nn.Module):
     base: float | None = None
     parametrization: fq.Parametrization | None = None
     sharing: fq.Sharing = "shared"
+    num_layers: int | None = None
 
     def __init__(
         self, head_dim: int, theta: Tensor, *, rotary_dim: int | None = None, layout: fq.Layout = "half"
@@ -97,7 +98,11 @@ class Encoding(nn.Module):
     @torch.no_grad()
     def artifact(self, train_length: int | None = None) -> Frequencies:
         """What frequencies.json holds: all layers' frequencies and how they came about."""
-        values = fq.check_frequencies(self._all_frequencies()).float().cpu()
+        if self.num_layers is None:
+            values = self.frequencies()
+        else:
+            values = torch.stack([self.frequencies(layer) for layer in range(self.num_layers)])
+        values = fq.check_frequencies(values).float().cpu()
         if train_length is not None:
             fq.check_count("train_length", train_length)
         scales = None if self.base is None else log_scales(values, fq.geometric(self.rotary_dim, self.base))
@@ -120,21 +125,17 @@ class Encoding(nn.Module):
         parts += [f"layout={self.layout!r}"] if self.layout != "half" else []
         return ", ".join(parts)
 
-    def _all_frequencies(self) -> Tensor:
-        """The frequencies of every layer in one tensor, shaped as `sharing` says."""
-        return self.theta
-
     def _of_layer(self, values: Tensor, layer: int | None) -> Tensor:
         """The part of a tensor over all layers that belongs to `layer`; all of it where layers share."""
-        if self.sharing in ("shared", "head"):
+        if self.num_layers is None:
             return values
-        if layer is None or not 0 <= layer < values.shape[0]:
-            raise ValueError(f"layer must be 0 to {values.shape[0] - 1} for sharing={self.sharing!r}; got {layer}.")
+        if layer is None or not 0 <= layer < self.num_layers:
+            raise ValueError(f"layer must be 0 to {self.num_layers - 1} for sharing={self.sharing!r}; got {layer}.")
         return values[layer]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Encoding":
         """Lets casts and moves change the device alone; widening to float64 is allowed, for gradient checks."""
-        was_meta = self.theta.is_meta
+        had_no_values = any(t.is_meta for t in (*self.parameters(), *self.buffers()))
 
         def pinned(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
@@ -144,7 +145,7 @@ class Encoding(nn.Module):
             return tensor.to(moved.device, dtype)
 
         super()._apply(pinned, recurse)
-        if was_meta and not self.theta.is_meta:
+        if had_no_values and not self.theta.is_meta:
             self.reset_parameters()
         return self
 
@@ -233,6 +234,7 @@ class LeRoPE(Encoding):
         self.base = float(base)
         self.parametrization = parametrization
         self.sharing = sharing
+        self.num_layers = num_layers if "num_layers" in fq.SIZES[sharing] else None
         self.alpha = nn.Parameter(torch.empty(*sizes, len(theta), dtype=torch.float32))
         self.reset_parameters()
 
@@ -274,9 +276,6 @@ class LeRoPE(Encoding):
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, parametrization={self.parametrization!r}, alpha={tuple(self.alpha.shape)}"
 
-    def _all_frequencies(self) -> Tensor:
-        return fq.learned(self.theta, self._whole_alpha(), self.parametrization)
-
     def _whole_alpha(self) -> Tensor:
         """alpha as a plain float32 tensor, also where FSDP holds it in shards."""
         if self.alpha.dtype not in (torch.float32, torch.float64):
@@ -308,6 +307,7 @@ class FrozenRoPE(Encoding):
         check_shape(frequencies, bands, sharing)
         super().__init__(head_dim or 2 * bands, frequencies, rotary_dim=2 * bands, layout=layout)
         self.sharing = sharing
+        self.num_layers = len(frequencies) if "num_layers" in fq.SIZES[sharing] else None
         # Unlike a series that follows from a base, these frequencies are state: the checkpoint must carry them.
         self.register_buffer("theta", self.theta, persistent=True)
 

@@ -102,6 +102,10 @@ class Rotation:
         """
         check_choice("layout", layout, Layout)
         self.frequencies = check_frequencies(frequencies, look=False)
+        if check_positions(positions).ndim == 0:
+            raise ValueError("positions must have a length dimension here; got a single integer, pass a range of them.")
+        if positions.device != frequencies.device:
+            raise ValueError(f"positions must be on {frequencies.device} like the frequencies; got {positions.device}.")
         self.layout = layout
         self.head_dim = 2 * frequencies.shape[-1] if head_dim is None else head_dim
         self.offsets = (positions - origin).to(frequencies.dtype)[..., None, None]
@@ -141,16 +145,20 @@ class Rotation:
 
 
 def as_positions(positions: Tensor | int, x: Tensor) -> Tensor:
-    """Integer positions as a tensor; a single integer is the position of the first of x's tokens."""
+    """Positions as a tensor with a length: a single integer is the position of the first of x's tokens."""
     if isinstance(positions, int) and not isinstance(positions, bool):
         return torch.arange(positions, positions + x.shape[-3], device=x.device)
+    positions = check_positions(positions)
+    return positions + torch.arange(x.shape[-3], device=x.device) if positions.ndim == 0 else positions
+
+
+def check_positions(positions: object) -> Tensor:
+    """Raises unless `positions` is an integer tensor."""
     if not isinstance(positions, Tensor):
         raise ValueError(f"positions must be an integer tensor or an integer; got {positions!r}.")
     if positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool:
         raise ValueError(f"positions must be integers; got {positions.dtype}, pass positions.long().")
-    if positions.device != x.device:
-        raise ValueError(f"positions must be on {x.device}, like what they turn; got {positions.device}.")
-    return positions + torch.arange(x.shape[-3], device=x.device) if positions.ndim == 0 else positions
+    return positions
 
 
 def check_heads(name: str, x: object) -> Tensor:
