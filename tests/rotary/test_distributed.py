@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -64,10 +65,11 @@ def batch() -> torch.Tensor:
 
 def shard(model: Model, policy: MixedPrecisionPolicy) -> Model:
     """The recipe of the documentation: the encoding is a unit of its own, before the model."""
-    fully_shard(model.encoding)
+    mesh = init_device_mesh("cpu", (2,))
+    fully_shard(model.encoding, mesh=mesh)
     for block in model.blocks:
-        fully_shard(block, mp_policy=policy)
-    return fully_shard(model, mp_policy=policy)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    return fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
 def relative(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -144,7 +146,7 @@ def check_fsdp(rank: int) -> None:
 
 def check_fsdp_guards(rank: int) -> None:
     """Without a unit of its own alpha would silently be bf16: that is an error, and it says what to do."""
-    model = fully_shard(make(), mp_policy=BF16)
+    model = fully_shard(make(), mesh=init_device_mesh("cpu", (2,)), mp_policy=BF16)
     with pytest.raises(ValueError, match=r"alpha is torch.bfloat16.*fully_shard\(encoding\)"):
         model(batch())
 
@@ -163,7 +165,7 @@ def check_mixed_clipping(rank: int) -> None:
     """Plain tensors and DTensors in one model: the norm is that of the whole."""
     model = nn.ModuleDict({"sharded": nn.Linear(8, 8, bias=False), "plain": nn.Linear(4, 4, bias=False)})
     reference = copy.deepcopy(model)
-    fully_shard(model["sharded"])
+    fully_shard(model["sharded"], mesh=init_device_mesh("cpu", (2,)))
     for module in (model, reference):
         for p in module.parameters():
             grad = torch.arange(p.numel(), dtype=torch.float32).view(p.shape)

@@ -120,7 +120,7 @@ class Rotation:
         """Turns one tensor of shape (..., length, heads, head_dim)."""
         self._check(name, x)
         half, num_sets = self.layout == "half", self.cos.shape[-2]
-        if num_sets in (1, x.shape[-2]):
+        if num_sets == 1 or num_sets == x.shape[-2]:
             return _apply(x, self.frequencies, self.cos, self.sin, self.offsets, half, -3)
         # Grouped queries: the heads of a group turn like the key head they read.
         tables = (t.unsqueeze(-2) for t in (self.frequencies, self.cos, self.sin, self.offsets))
@@ -138,7 +138,7 @@ class Rotation:
             )
         wanted = x.shape[:-2]
         pairs = zip(reversed(lead), reversed(wanted), strict=False)
-        if len(lead) > len(wanted) or any(a not in (1, b) for a, b in pairs):
+        if len(lead) > len(wanted) or any(a != 1 and a != b for a, b in pairs):
             raise ValueError(
                 f"positions must broadcast to {tuple(wanted)}, {name} without heads and head_dim; got {tuple(lead)}."
             )
@@ -217,7 +217,9 @@ def _tiled(function: Callable[..., Tensor], out: Tensor, token_dim: int, *tensor
     size, length = tensors[0].numel(), out.shape[token_dim]
     eager_cpu = out.device.type == "cpu" and not torch.compiler.is_compiling()
     if not eager_cpu or size <= _TILE_ELEMENTS or any(t.shape[token_dim] != length for t in tensors):
-        return function(*tensors).to(out.dtype)
+        result = function(*tensors)
+        # torch 2.11 compiles a forward that ends in a cast to the dtype it has to gradients of zero, without a word.
+        return result if result.dtype == out.dtype else result.to(out.dtype)
     width = math.ceil(length * _TILE_ELEMENTS / size)
     for start in range(0, length, width):
         tile, *tiles = (t.narrow(token_dim, start, min(width, length - start)) for t in (out, *tensors))
