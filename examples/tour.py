@@ -50,7 +50,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, rotation: lerope.Rotation) -> Tensor:
         q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, NUM_HEADS, HEAD_DIM)).unbind(-3)
-        q, k = rotation.turn(self.query_norm(q)), rotation.turn(self.key_norm(k))
+        q, k = rotation(self.query_norm(q), self.key_norm(k))
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         read = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(read.transpose(1, 2).flatten(-2))

@@ -78,7 +78,8 @@ class Encoding(nn.Module):
             positions: integers that broadcast to (..., length), or one integer, the first token's position.
             layer: which layer asks; needed only where layers have frequencies of their own.
         """
-        return self.rotation(self._check(q, k, positions), layer)(q, k)
+        rotation = self.rotation(self._check(q, k, positions), layer)
+        return None if q is None else rotation.turn(q, "q"), None if k is None else rotation.turn(k, "k")
 
     def _check(self, q: Tensor | None, k: Tensor | None, positions: Tensor | int) -> Tensor:
         """The positions as a tensor, after a look at all three."""

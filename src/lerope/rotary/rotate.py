@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lerope.rotary.frequencies import Layout, check_choice, check_frequencies, check_rotary_dim
 
 # Elements the CPU works on at a time: the temporaries of one tile then stay in its cache.
-_TILE_ELEMENTS = 1 << 17
+_TILE_ELEMENTS = 1 << 18
 
 
 def rotate(
@@ -112,9 +112,9 @@ class Rotation:
         phases = _phases(positions, frequencies).detach()
         self.cos, self.sin = phases.cos(), phases.sin()
 
-    def __call__(self, q: Tensor | None, k: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
-        """Turns queries and keys; either may be None and then stays None."""
-        return None if q is None else self.turn(q, "q"), None if k is None else self.turn(k, "k")
+    def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Turns queries and keys."""
+        return self.turn(q, "q"), self.turn(k, "k")
 
     def turn(self, x: Tensor, name: str = "x") -> Tensor:
         """Turns one tensor of shape (..., length, heads, head_dim)."""
@@ -197,12 +197,14 @@ def _split(x: Tensor, bands: int, half: bool) -> tuple[Tensor, Tensor]:
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, half: bool) -> Tensor:
     """R x, where R turns every band by its phase: the formula that everything fast is tested against."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    a, b = _split(x.to(wide), cos.shape[-1], half)
-    cos, sin = cos.to(wide), sin.to(wide)
-    pair = torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)
-    turned = torch.cat(pair, dim=-1) if half else torch.stack(pair, dim=-1).flatten(-2)
-    rest = x[..., 2 * cos.shape[-1] :]
-    return torch.cat((turned, rest.to(wide)), dim=-1) if rest.shape[-1] else turned
+    x, cos, sin = x.to(wide), cos.to(wide), sin.to(wide)
+    bands = cos.shape[-1]
+    both = torch.cat((cos, cos), dim=-1) if half else cos.repeat_interleave(2, dim=-1)
+    out = x * nn.functional.pad(both, (0, x.shape[-1] - 2 * bands), value=1.0)
+    (a, b), (out_a, out_b) = _split(x, bands, half), _split(out, bands, half)
+    out_a.addcmul_(b, sin, value=-1)
+    out_b.addcmul_(a, sin)
+    return out
 
 
 def _torque(out: Tensor, grad: Tensor, cos: Tensor, half: bool) -> Tensor:
