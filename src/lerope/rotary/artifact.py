@@ -110,11 +110,8 @@ def check_shape(frequencies: Tensor, bands: int, sharing: Sharing) -> None:
 
 def log_scales(frequencies: Tensor, theta: Tensor) -> list[Any]:
     """ln(frequencies / theta) as nested lists, None where the ratio is not positive."""
-    ratio = (frequencies.double() / theta.double()).log().tolist()
 
-    def finite(value: Any) -> Any:
-        if isinstance(value, list):
-            return [finite(item) for item in value]
-        return value if math.isfinite(value) else None
+    def readable(value: Any) -> Any:
+        return [*map(readable, value)] if isinstance(value, list) else value if math.isfinite(value) else None
 
-    return [finite(item) for item in ratio]
+    return [*map(readable, (frequencies.double() / theta.double()).log().tolist())]

@@ -242,7 +242,7 @@ class LeRoPE(Encoding):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        _assign(self.alpha, fq.initial_alpha(self.theta, tuple(self.alpha.shape), self.parametrization))
+        _assign(self.alpha, fq.alpha_for(self.theta.expand(self.alpha.shape), self.theta, self.parametrization))
 
     def frequencies(self, layer: int | None = None) -> Tensor:
         return fq.learned(self.theta, self._of_layer(self._whole_alpha(), layer), self.parametrization)
@@ -258,20 +258,10 @@ class LeRoPE(Encoding):
         if parametrization == "log" and not bool((values > 0).all()):
             raise ValueError(f"{path}: frequencies must be positive to be learned as logarithms; got {values.min()}.")
         sizes = dict(zip(fq.SIZES[saved.sharing], values.shape, strict=False))
-        encoding = cls(
-            saved.head_dim,
-            saved.base,
-            parametrization,
-            saved.sharing,
-            rotary_dim=saved.rotary_dim,
-            layout=saved.layout,
-            **sizes,
-        )
+        options: dict[str, Any] = {"rotary_dim": saved.rotary_dim, "layout": saved.layout, **sizes}
+        encoding = cls(saved.head_dim, saved.base, parametrization, saved.sharing, **options)
         with torch.no_grad():
-            wide = values.double()
-            scale = wide / encoding.theta.double()
-            alpha = {"log": scale.log(), "linear": scale, "direct": wide}[parametrization]
-            encoding.alpha.copy_(alpha)
+            encoding.alpha.copy_(fq.alpha_for(values, fq.geometric(saved.rotary_dim, saved.base), parametrization))
         return encoding
 
     def extra_repr(self) -> str:

@@ -104,11 +104,12 @@ def learned(theta: Tensor, alpha: Tensor, parametrization: Parametrization) -> T
     return (alpha.to(wide).exp() * theta.to(wide)).to(alpha.dtype)
 
 
-def initial_alpha(theta: Tensor, shape: tuple[int, ...], parametrization: Parametrization) -> Tensor:
-    """The alpha at which `learned` returns theta exactly."""
+def alpha_for(frequencies: Tensor, theta: Tensor, parametrization: Parametrization) -> Tensor:
+    """The alpha at which `learned` returns `frequencies`, exactly so for theta itself."""
     if parametrization == "direct":
-        return theta.expand(shape).clone()
-    return torch.full(shape, 0.0 if parametrization == "log" else 1.0, device=theta.device)
+        return frequencies.clone()
+    scale = frequencies.double() / theta.double()
+    return (scale.log() if parametrization == "log" else scale).to(theta.dtype)
 
 
 def wavelengths(frequencies: Tensor) -> Tensor:

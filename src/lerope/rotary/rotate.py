@@ -18,11 +18,7 @@ _TILE_ELEMENTS = 1 << 18
 
 
 def rotate(
-    x: Tensor,
-    positions: Tensor | int,
-    frequencies: Tensor,
-    layout: Layout = "half",
-    rotary_dim: int | None = None,
+    x: Tensor, positions: Tensor | int, frequencies: Tensor, layout: Layout = "half", rotary_dim: int | None = None
 ) -> Tensor:
     """Turns band m of every head of `x` by positions * frequencies[m].
 
