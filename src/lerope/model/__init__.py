@@ -1,0 +1,1 @@
+"""The ladder's transformer: configuration, initial weights, attention with document masks, accounting."""

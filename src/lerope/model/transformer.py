@@ -1,0 +1,127 @@
+"""The ladder's transformer, from tokens to logits.
+
+x = x + out(attention(rotate(norm(q)), rotate(norm(k)), v))      q, k, v from norm(x)
+x = x + down(activation(up(norm(x))))
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lerope.model.attention import Backend, DocumentMask
+from lerope.model.config import ModelConfig
+from lerope.rotary.encodings import Encoding
+from lerope.rotary.rotate import Rotation
+
+
+class Attention(nn.Module):
+    """Multi-head attention with one RMS norm for queries and one for keys, each over the dimensions of a head."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.split = (3, config.num_heads, config.head_dim)
+        self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)
+        self.q_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
+        self.k_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
+        self.out = nn.Linear(config.width, config.width, bias=False)
+
+    def forward(self, x: Tensor, rotation: Rotation, mask: DocumentMask) -> Tensor:
+        """x (rows, length, width) -> the same shape."""
+        q, k, v = self.qkv(x).unflatten(-1, self.split).unbind(-3)
+        q, k = rotation(self.q_norm(q), self.k_norm(k))
+        out: Tensor = self.out(mask.attend(q, k, v).flatten(-2))
+        return out
+
+
+class MLP(nn.Module):
+    """Two matrices with an activation between them."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.squared_relu = config.activation == "relu2"
+        self.up = nn.Linear(config.width, config.mlp_width, bias=False)
+        self.down = nn.Linear(config.mlp_width, config.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (rows, length, width) -> the same shape."""
+        x = self.up(x)
+        x = functional.relu(x).square() if self.squared_relu else functional.gelu(x)
+        out: Tensor = self.down(x)
+        return out
+
+
+class Block(nn.Module):
+    """One layer: attention and MLP, each after a norm and added to the residual stream."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.attention = Attention(config)
+        self.mlp_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, rotation: Rotation, mask: DocumentMask) -> Tensor:
+        """x (rows, length, width) -> the same shape."""
+        x = x + self.attention(self.attention_norm(x), rotation, mask)
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
+
+
+class Transformer(nn.Module):
+    """A model of the ladder with any encoding. Weights are empty of meaning until `init_weights` has filled them."""
+
+    def __init__(self, config: ModelConfig, encoding: Encoding) -> None:
+        super().__init__()
+        if encoding.head_dim != config.head_dim:
+            raise ValueError(f"encoding must have the model's head_dim of {config.head_dim}; got {encoding.head_dim}.")
+        self.config = config
+        self.encoding = encoding
+        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        backend: Backend | None = None,
+    ) -> Tensor:
+        """Logits of the next token, (rows, length, vocab_size).
+
+        Args:
+            tokens: (rows, length).
+            positions: (rows, length), starting at 0 in every document; counted along the row unless given.
+            document_ids: (rows, length), equal where tokens share a document; one document per row unless given.
+            backend: how to attend; see DocumentMask.
+        """
+        logits: Tensor = self.head(self.hidden(tokens, positions, document_ids, backend))
+        return logits
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        backend: Backend | None = None,
+    ) -> Tensor:
+        """What the head sees, (rows, length, width), for losses that never hold all logits."""
+        if tokens.ndim != 2:
+            raise ValueError(f"tokens must have shape (rows, length); got {tuple(tokens.shape)}.")
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+        mask = DocumentMask(document_ids, backend)
+        rotations = self._rotations(positions)
+        x = self.embedding(tokens)
+        for block, rotation in zip(self.blocks, rotations, strict=True):
+            x = block(x, rotation, mask)
+        out: Tensor = self.norm(x)
+        return out
+
+    def _rotations(self, positions: Tensor) -> list[Rotation]:
+        """One rotation for all layers, or one each where layers have frequencies of their own."""
+        num_layers = self.config.num_layers
+        if self.encoding.num_layers is None:
+            return [self.encoding.rotation(positions)] * num_layers
+        return [self.encoding.rotation(positions, layer) for layer in range(num_layers)]
