@@ -147,7 +147,7 @@ def check_fsdp(rank: int) -> None:
 def check_fsdp_guards(rank: int) -> None:
     """Without a unit of its own alpha would silently be bf16: that is an error, and it says what to do."""
     model = fully_shard(make(), mesh=init_device_mesh("cpu", (2,)), mp_policy=BF16)
-    with pytest.raises(ValueError, match=r"alpha is torch.bfloat16.*fully_shard\(encoding\)"):
+    with pytest.raises(ValueError, match=r"LeRoPE has a parameter in torch.bfloat16.*fully_shard\(encoding\)"):
         model(batch())
 
 

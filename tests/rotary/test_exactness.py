@@ -240,6 +240,13 @@ def test_strided_views_of_a_fused_projection():
     assert torch.equal(encoding(transposed, None, 0)[0], encoding(transposed.contiguous(), None, 0)[0])
 
 
+def test_small_integer_types_do_not_wrap_around():
+    frequencies = torch.rand(8)
+    for dtype in (torch.uint8, torch.int8, torch.int16):
+        rotation = lerope.Rotation(torch.arange(4, dtype=dtype), frequencies, origin=2)
+        assert rotation.offsets.flatten().tolist() == [-2, -1, 0, 1]
+
+
 def test_inputs_are_never_written():
     q = torch.randn(2, 5, 4, 16)
     copy = q.clone()

@@ -52,9 +52,23 @@ class HalfDetached(Attention):
         return lerope.rotate(q, 0, frequencies), lerope.rotate(k, 0, frequencies.detach())
 
 
+class Silent(Attention):
+    def forward(self, x):
+        return "nothing to see"
+
+
 class Unused(Attention):
     def rotate(self, q, k):
         return q, k
+
+
+class SecondLayerDetached(Attention):
+    """One of two layers with frequencies of their own is cut off: a gradient arrives, orthogonal to what is missing."""
+
+    def rotate(self, q, k):
+        frequencies = self.encoding.frequencies(self.layer)
+        frequencies = frequencies.detach() if self.layer else frequencies
+        return lerope.rotate(q, 0, frequencies), lerope.rotate(k, 0, frequencies)
 
 
 class LanguageModel(nn.Module):
@@ -63,8 +77,8 @@ class LanguageModel(nn.Module):
         torch.manual_seed(0)
         self.embedding = nn.Embedding(50, 32)
         self.layers = nn.ModuleList([attention(encoding or lerope.LeRoPE(16)) for _ in range(2)])
-        for layer in self.layers:
-            layer.encoding = self.layers[0].encoding
+        for i, layer in enumerate(self.layers):
+            layer.encoding, layer.layer = self.layers[0].encoding, i
         self.norm = nn.RMSNorm(32)
         self.head = nn.Linear(32, 50, bias=True)
 
@@ -89,6 +103,59 @@ def test_check_gradients_finds_broken_rotations(broken):
         lerope.check_gradients(LanguageModel(broken))
     with pytest.raises(ValueError, match=r"encoding\.alpha receives"):
         lerope.check_gradients(broken(lerope.LeRoPE(16)))
+
+
+def test_check_gradients_finds_a_layer_that_is_cut_off():
+    encoding = lerope.LeRoPE(16, sharing="layer", num_layers=2)
+    with pytest.raises(ValueError, match="receives a wrong gradient"):
+        lerope.check_gradients(LanguageModel(SecondLayerDetached, encoding))
+
+
+class Halved(nn.Module):
+    """What most language models do: 16 bits inside, float32 logits. Finite differences mean nothing here."""
+
+    def __init__(self, model: nn.Module, autocast: bool):
+        super().__init__()
+        self.model, self.autocast = (model if autocast else model.to(torch.bfloat16)), autocast
+
+    def forward(self, ids):
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+            return self.model(ids)["logits"].float()
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+@pytest.mark.parametrize("length", [32, 512])
+def test_check_gradients_does_not_accuse_sound_16_bit_models(autocast, length):
+    ids = torch.randint(50, (2, length), generator=torch.Generator().manual_seed(1))
+    assert lerope.check_gradients(Halved(LanguageModel(), autocast), ids)
+
+
+@pytest.mark.parametrize("length", [32, 1024, 2048])
+def test_check_gradients_accepts_long_rows_and_small_weights(length):
+    ids = torch.randint(50, (1, length), generator=torch.Generator().manual_seed(length))
+    model = LanguageModel()
+    assert lerope.check_gradients(model, ids)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "encoding" not in name:
+                p.mul_(0.02)
+    assert lerope.check_gradients(model, ids)
+
+
+def test_check_gradients_restores_the_frequencies_when_a_model_fails():
+    class Fails(LanguageModel):
+        calls = 0
+
+        def forward(self, ids):
+            Fails.calls += 1
+            if Fails.calls == 2:
+                raise MemoryError
+            return super().forward(ids)
+
+    model = Fails()
+    with pytest.raises(ValueError, match="could not be run"):
+        lerope.check_gradients(model)
+    assert torch.equal(model.layers[0].encoding.alpha, torch.zeros(8))
 
 
 def test_check_gradients_after_a_backward_of_your_own():
@@ -127,6 +194,8 @@ def test_check_gradients_says_what_it_needs():
         lerope.check_gradients(lerope.LeRoPE(16))
     with pytest.raises(ValueError, match="could not be run"):
         lerope.check_gradients(LanguageModel(), torch.randn(2, 3))
+    with pytest.raises(ValueError, match="returned no floating-point tensors to check; got str"):
+        lerope.check_gradients(Silent(lerope.LeRoPE(16)), 1)
     q = torch.randn(1, 4, 2, 16)
     assert lerope.check_gradients(lerope.LeRoPE(16), q, q, 0)
 

@@ -16,10 +16,6 @@ from tests.rotary.reference import angle_error, measured_phases, series
 ALPHA = torch.linspace(0.3, -2.0, 32)
 
 
-def fixed(frequencies: torch.Tensor) -> lerope.FrozenRoPE:
-    return lerope.FrozenRoPE(frequencies)
-
-
 def learned(parametrization: str = "log") -> lerope.LeRoPE:
     encoding = lerope.LeRoPE(64, parametrization=parametrization)
     theta = lerope.RoPE(64).frequencies()
@@ -96,6 +92,21 @@ def test_phases_survive(treatment, name):
         assert tensor.dtype == torch.float32
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_phases_keep_the_documented_bound_at_any_position(seed):
+    """131,072 is a power of two, whose product with a frequency is exact; its neighbours are the hard cases."""
+    encoding = lerope.LeRoPE(64).to(torch.bfloat16)
+    with torch.no_grad():
+        encoding.alpha.copy_(0.3 * torch.randn(32, generator=torch.Generator().manual_seed(seed)))
+    scale = encoding.alpha.detach().double().exp()
+    table = lerope.RoPE(64).frequencies().double()
+    for position in (2_047, 130_001, 131_071, 131_072):
+        phases = measured_phases(encoding, position)
+        for theta, rounding in ((table, 2**-23), (series(64, 10_000.0), 2**-22)):
+            error = angle_error(phases, position * scale * theta).abs()
+            assert (error < position * scale * theta * rounding + 2**-21).all()
+
+
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_phases_survive_autocast(name):
     make, frequencies = ENCODINGS[name]
@@ -160,8 +171,65 @@ def test_a_bf16_checkpoint_is_loaded_as_float32():
     state = {name: tensor.to(torch.bfloat16) for name, tensor in encoding.state_dict().items()}
     for assign in (False, True):
         fresh = lerope.LeRoPE(64)
-        fresh.load_state_dict(state, assign=assign)
+        with pytest.warns(UserWarning, match="alpha comes from a checkpoint in torch.bfloat16 and has lost digits"):
+            fresh.load_state_dict(state, assign=assign)
         assert fresh.alpha.dtype == torch.float32
+
+
+def test_loading_into_a_meta_build_by_assignment():
+    state = learned().state_dict()
+    with torch.device("meta"):
+        encoding = lerope.LeRoPE(64)
+    encoding.load_state_dict(state, assign=True)
+    assert torch.equal(encoding.frequencies(), learned().frequencies())
+    encoding.to_empty(device="cpu")
+    assert torch.equal(encoding.frequencies(), learned().frequencies())
+
+
+class Custom(lerope.Encoding):
+    """An encoding with parameters in children, a mask and a counter, as people might write it."""
+
+    def __init__(self):
+        super().__init__(16, torch.rand(8))
+        self.scales = nn.ParameterList(nn.Parameter(torch.zeros(8)) for _ in range(2))
+        self.register_buffer("mask", torch.arange(8) < 4)
+        self.register_buffer("steps", torch.tensor(3))
+
+    def frequencies(self, layer=None):
+        return torch.where(self.mask, self.theta * self.whole(self.scales[0]).exp(), self.theta)
+
+
+def test_custom_encodings_keep_their_types_and_groups():
+    encoding = Custom().to(torch.bfloat16)
+    assert encoding.mask.dtype == torch.bool
+    assert encoding.steps.dtype == torch.int64
+    encoding(torch.randn(1, 4, 2, 16), None, 0)[0].sum().backward()
+    model = nn.ModuleList([encoding, nn.Linear(2, 2)])
+    groups = {g["name"]: g["params"] for g in lerope.param_groups(model, 1e-3, 0.1)}
+    assert len(groups["frequencies"]) == 2
+    assert len(groups["decay"]) == 1
+
+
+def test_a_cast_parameter_of_a_custom_encoding_is_refused():
+    encoding = Custom()
+    encoding.scales[0].data = encoding.scales[0].data.bfloat16()  # what a mixed-precision wrapper does
+    with pytest.raises(ValueError, match=r"Custom has a parameter in torch.bfloat16.*fully_shard\(encoding\)"):
+        encoding.frequencies()
+
+
+@pytest.mark.parametrize("sharing", ["shared", "layer_head"])
+def test_freeze_keeps_everything_but_the_learning(sharing):
+    encoding = lerope.LeRoPE(32, 500.0, sharing=sharing, num_layers=2, num_heads=2, rotary_dim=16, layout="interleaved")
+    with torch.no_grad():
+        encoding.alpha.add_(torch.rand(encoding.alpha.shape))
+    x = torch.randn(2, 5, 2, 32)
+    frozen = encoding.freeze()
+    assert not [*frozen.parameters()]
+    assert torch.equal(frozen(x, None, 3, layer=1)[0], encoding(x, None, 3, layer=1)[0])
+    longer = lerope.extend(frozen.theta, train_length=4, length=16, method="pi")
+    slower = encoding.freeze(longer.frequencies)
+    torch.testing.assert_close(slower.frequencies(1) * 4, encoding.frequencies(1))
+    assert (slower.layout, slower.base, slower.sharing) == ("interleaved", 500.0, sharing)
 
 
 def test_fixed_encodings_have_no_state_and_frozen_ones_carry_theirs():

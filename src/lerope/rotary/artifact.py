@@ -52,8 +52,11 @@ class Frequencies:
         target = Path(path)
         text = json.dumps({**asdict(self), "fingerprint": self.fingerprint()}, indent=1, allow_nan=False)
         partial = target.with_name(f".{target.name}.{os.getpid()}")
-        partial.write_text(text + "\n", encoding="utf-8")
-        partial.replace(target)
+        try:
+            partial.write_text(text + "\n", encoding="utf-8")
+            partial.replace(target)
+        except OSError as error:
+            raise ValueError(f"{target} cannot be written: {error.strerror}.") from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Frequencies":

@@ -5,6 +5,7 @@ trip through the meta device changes a frequency.
 """
 
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,10 @@ class Encoding(nn.Module):
         # Not a buffer, so it is real even under torch.device("meta"): what reset_parameters() restores theta from.
         if fq.check_frequencies(theta).is_meta:
             raise ValueError("frequencies are on the meta device and hold no values; build them with device='cpu'.")
+        if 2 * theta.shape[-1] != self.rotary_dim:
+            raise ValueError(
+                f"theta must have {self.rotary_dim // 2} bands for these dimensions; got {theta.shape[-1]}."
+            )
         self._initial_theta = theta.detach().to("cpu", torch.float32, copy=True)
         theta = torch.empty(theta.shape, dtype=torch.float32).copy_(self._initial_theta)
         self.register_buffer("theta", theta, persistent=False)
@@ -83,10 +88,22 @@ class Encoding(nn.Module):
 
     def _check(self, q: Tensor | None, k: Tensor | None, positions: Tensor | int) -> Tensor:
         """The positions as a tensor, after a look at all three."""
-        heads = [check_heads(name, x) for name, x in (("q", q), ("k", k)) if x is not None]
-        if not heads:
+        given = [check_heads(name, x, self.head_dim) for name, x in (("q", q), ("k", k)) if x is not None]
+        if not given:
             raise ValueError("q and k are both None; pass at least one of them.")
-        return as_positions(positions, heads[0])
+        if given[0].shape[-3] != given[-1].shape[-3]:
+            raise ValueError(
+                f"q and k must have one length, because they share positions; got {given[0].shape[-3]} and "
+                f"{given[-1].shape[-3]}, rotate new keys before they join the cache."
+            )
+        return as_positions(positions, given[0])
+
+    def freeze(self, frequencies: Tensor | None = None) -> "FrozenRoPE":
+        """The same encoding with fixed frequencies: its own as they are now, or for example an extension's."""
+        values = self._all_frequencies() if frequencies is None else frequencies
+        frozen = FrozenRoPE(values, self.head_dim, self.sharing, layout=self.layout)
+        frozen.base = self.base
+        return frozen
 
     def diagnostics(self, train_length: int | None = None, layer: int | None = None) -> fq.Diagnostics:
         """Aliased and dead bands, wavelengths, turns over `train_length`; print it for a table."""
@@ -99,11 +116,7 @@ class Encoding(nn.Module):
     @torch.no_grad()
     def artifact(self, train_length: int | None = None) -> Frequencies:
         """What frequencies.json holds: all layers' frequencies and how they came about."""
-        if self.num_layers is None:
-            values = self.frequencies()
-        else:
-            values = torch.stack([self.frequencies(layer) for layer in range(self.num_layers)])
-        values = fq.check_frequencies(values).float().cpu()
+        values = fq.check_frequencies(self._all_frequencies()).float().cpu()
         if train_length is not None:
             fq.check_count("train_length", train_length)
         scales = None if self.base is None else log_scales(values, fq.geometric(self.rotary_dim, self.base))
@@ -126,36 +139,67 @@ class Encoding(nn.Module):
         parts += [f"layout={self.layout!r}"] if self.layout != "half" else []
         return ", ".join(parts)
 
+    def whole(self, parameter: Tensor) -> Tensor:
+        """One of this encoding's parameters as a plain float32 tensor, gathered where FSDP2 holds it in shards.
+
+        `frequencies` reads learned parameters through this. The gradient is averaged over ranks as FSDP2 would.
+        """
+        if parameter.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"{type(self).__name__} has a parameter in {parameter.dtype} inside the model: a mixed-precision "
+                "wrapper cast it. Give the encoding a unit of its own without mp_policy, fully_shard(encoding), before "
+                "fully_shard(model, mp_policy=...)."
+            )
+        return _whole(parameter)
+
+    def _all_frequencies(self) -> Tensor:
+        """The frequencies of every layer in one tensor, shaped as `sharing` says."""
+        if self.num_layers is None:
+            return self.frequencies()
+        return torch.stack([self.frequencies(layer) for layer in range(self.num_layers)])
+
     def _of_layer(self, values: Tensor, layer: int | None) -> Tensor:
         """The part of a tensor over all layers that belongs to `layer`; all of it where layers share."""
         if self.num_layers is None:
             return values
-        if layer is None or not 0 <= layer < self.num_layers:
-            raise ValueError(f"layer must be 0 to {self.num_layers - 1} for sharing={self.sharing!r}; got {layer}.")
+        if not isinstance(layer, int) or not 0 <= layer < self.num_layers:
+            raise ValueError(f"layer must be 0 to {self.num_layers - 1} for sharing={self.sharing!r}; got {layer!r}.")
         return values[layer]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Encoding":
         """Lets casts and moves change the device alone; widening to float64 is allowed, for gradient checks."""
-        had_no_values = any(t.is_meta for t in (*self.parameters(), *self.buffers()))
+        theta_is_lost, learned_is_lost = self.theta.is_meta, any(p.is_meta for p in self.parameters())
 
         def pinned(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
+            if not tensor.is_floating_point():
+                return moved
             dtype = torch.promote_types(moved.dtype, torch.float32)
             if tensor.is_meta:
                 return moved if moved.dtype == dtype else torch.empty_like(moved, dtype=dtype)
             return tensor.to(moved.device, dtype)
 
         super()._apply(pinned, recurse)
-        if had_no_values and not self.theta.is_meta:
+        if not self.theta.is_meta and learned_is_lost:
             self.reset_parameters()
+        elif not self.theta.is_meta and theta_is_lost:
+            Encoding.reset_parameters(self)
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for name in (*self._parameters, *self._buffers):
             saved = state_dict.get(prefix + name)
-            if isinstance(saved, Tensor) and saved.is_floating_point():
-                state_dict[prefix + name] = saved.to(torch.promote_types(saved.dtype, torch.float32))
+            if isinstance(saved, Tensor) and saved.dtype in (torch.bfloat16, torch.float16):
+                warnings.warn(
+                    f"{prefix}{name} comes from a checkpoint in {saved.dtype} and has lost digits that phases need; "
+                    "load a float32 checkpoint, or the frequencies from their frequencies.json.",
+                    stacklevel=2,
+                )
+                state_dict[prefix + name] = saved.float()
         super()._load_from_state_dict(state_dict, prefix, *args)
+        loaded = next((p for p in self.parameters() if not p.is_meta), None)
+        if self.theta.is_meta and loaded is not None:  # after load_state_dict(assign=True) into a meta build
+            self.theta = self._initial_theta.to(loaded.device)
 
 
 class NoPE(Encoding):
@@ -245,7 +289,7 @@ class LeRoPE(Encoding):
         _assign(self.alpha, fq.alpha_for(self.theta.expand(self.alpha.shape), self.theta, self.parametrization))
 
     def frequencies(self, layer: int | None = None) -> Tensor:
-        return fq.learned(self.theta, self._of_layer(self._whole_alpha(), layer), self.parametrization)
+        return fq.learned(self.theta, self._of_layer(self.whole(self.alpha), layer), self.parametrization)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "LeRoPE":
@@ -267,15 +311,6 @@ class LeRoPE(Encoding):
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, parametrization={self.parametrization!r}, alpha={tuple(self.alpha.shape)}"
 
-    def _whole_alpha(self) -> Tensor:
-        """alpha as a plain float32 tensor, also where FSDP holds it in shards."""
-        if self.alpha.dtype not in (torch.float32, torch.float64):
-            raise ValueError(
-                f"alpha is {self.alpha.dtype} inside the model: a mixed-precision wrapper cast it. Give the encoding "
-                "a unit of its own, fully_shard(encoding), before fully_shard(model, mp_policy=...)."
-            )
-        return _whole(self.alpha)
-
 
 class FrozenRoPE(Encoding):
     """Given frequencies that stay as they are: another run's learned ones, or an extension's.
@@ -296,7 +331,7 @@ class FrozenRoPE(Encoding):
         fq.check_choice("sharing", sharing, fq.Sharing)
         bands = fq.check_frequencies(frequencies).shape[-1]
         check_shape(frequencies, bands, sharing)
-        super().__init__(head_dim or 2 * bands, frequencies, rotary_dim=2 * bands, layout=layout)
+        super().__init__(2 * bands if head_dim is None else head_dim, frequencies, rotary_dim=2 * bands, layout=layout)
         self.sharing = sharing
         self.num_layers = len(frequencies) if "num_layers" in fq.SIZES[sharing] else None
         # Unlike a series that follows from a base, these frequencies are state: the checkpoint must carry them.

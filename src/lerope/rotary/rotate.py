@@ -46,6 +46,8 @@ def rerotate(
     rerotate(rotate(k, p, old), p, old, new) is rotate(k, p, new) up to the rounding of k. No gradient for frequencies.
     """
     old, new = check_frequencies(old).detach(), check_frequencies(new).detach()
+    if old.shape[-1] != new.shape[-1]:
+        raise ValueError(f"old and new must have one number of bands; got {old.shape[-1]} and {new.shape[-1]}.")
     rotation = _rotation(k, positions, new, layout, rotary_dim)
     positions = as_positions(positions, k)
     phases = _phases(positions, new).double() - _phases(positions, old).double()
@@ -101,10 +103,13 @@ class Rotation:
         if check_positions(positions).ndim == 0:
             raise ValueError("positions must have a length dimension here; got a single integer, pass a range of them.")
         if positions.device != frequencies.device:
-            raise ValueError(f"positions must be on {frequencies.device} like the frequencies; got {positions.device}.")
+            raise ValueError(
+                f"positions must be on {frequencies.device}, where the frequencies are; got {positions.device}, move "
+                "the encoding to the model's device."
+            )
         self.layout = layout
         self.head_dim = 2 * frequencies.shape[-1] if head_dim is None else head_dim
-        self.offsets = (positions - origin).to(frequencies.dtype)[..., None, None]
+        self.offsets = (positions.long() - origin).to(frequencies.dtype)[..., None, None]
         phases = _phases(positions, frequencies).detach()
         self.cos, self.sin = phases.cos(), phases.sin()
 
@@ -123,9 +128,7 @@ class Rotation:
         return _apply(x.unflatten(-2, (num_sets, -1)), *tables, half, -4).flatten(-3, -2)
 
     def _check(self, name: str, x: Tensor) -> None:
-        check_heads(name, x)
-        if x.shape[-1] != self.head_dim:
-            raise ValueError(f"{name} must have head_dim {self.head_dim}; got {x.shape[-1]}.")
+        check_heads(name, x, self.head_dim)
         *lead, num_sets, _ = self.cos.shape
         if x.shape[-2] % num_sets:
             raise ValueError(
@@ -136,7 +139,8 @@ class Rotation:
         pairs = zip(reversed(lead), reversed(wanted), strict=False)
         if len(lead) > len(wanted) or any(a != 1 and a != b for a, b in pairs):
             raise ValueError(
-                f"positions must broadcast to {tuple(wanted)}, {name} without heads and head_dim; got {tuple(lead)}."
+                f"positions must broadcast to {tuple(wanted)}, what {name} of shape (..., length, heads, head_dim) has "
+                f"before its heads; got {tuple(lead)}."
             )
 
 
@@ -151,18 +155,20 @@ def as_positions(positions: Tensor | int, x: Tensor) -> Tensor:
 def check_positions(positions: object) -> Tensor:
     """Raises unless `positions` is an integer tensor."""
     if not isinstance(positions, Tensor):
-        raise ValueError(f"positions must be an integer tensor or an integer; got {positions!r}.")
+        raise ValueError(f"positions must be a tensor of integers; got {positions!r}.")
     if positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool:
         raise ValueError(f"positions must be integers; got {positions.dtype}, pass positions.long().")
     return positions
 
 
-def check_heads(name: str, x: object) -> Tensor:
+def check_heads(name: str, x: object, head_dim: int | None = None) -> Tensor:
     """Raises unless `x` is a floating tensor of shape (..., length, heads, head_dim)."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise ValueError(f"{name} must be a floating-point tensor; got {getattr(x, 'dtype', type(x).__name__)}.")
     if x.ndim < 3:
         raise ValueError(f"{name} must have shape (..., length, heads, head_dim); got {tuple(x.shape)}.")
+    if head_dim is not None and x.shape[-1] != head_dim:
+        raise ValueError(f"{name} must have head_dim {head_dim}; got {x.shape[-1]}.")
     return x
 
 
@@ -210,15 +216,16 @@ def _torque(out: Tensor, grad: Tensor, cos: Tensor, half: bool) -> Tensor:
     return torch.addcmul(grad_b * a, grad_a, b, value=-1).sum_to_size(cos.shape)
 
 
-def _tiled(function: Callable[..., Tensor], out: Tensor, token_dim: int, *tensors: Tensor) -> Tensor:
-    """out[:] = function(*tensors), on the CPU a tile of tokens at a time and elsewhere in one piece."""
-    size, length = tensors[0].numel(), out.shape[token_dim]
-    eager_cpu = out.device.type == "cpu" and not torch.compiler.is_compiling()
+def _tiled(function: Callable[..., Tensor], like: Tensor, token_dim: int, *tensors: Tensor) -> Tensor:
+    """function(*tensors), shaped `like`: on the CPU a tile of tokens at a time, elsewhere in one piece."""
+    size, length = tensors[0].numel(), like.shape[token_dim]
+    eager_cpu = like.device.type == "cpu" and not torch.compiler.is_compiling()
     if not eager_cpu or size <= _TILE_ELEMENTS or any(t.shape[token_dim] != length for t in tensors):
         result = function(*tensors)
         # torch 2.11 compiles a forward that ends in a cast to the dtype it has to gradients of zero, without a word.
-        return result if result.dtype == out.dtype else result.to(out.dtype)
+        return result if result.dtype == like.dtype else result.to(like.dtype)
     width = math.ceil(length * _TILE_ELEMENTS / size)
+    out = torch.empty_like(like)
     for start in range(0, length, width):
         tile, *tiles = (t.narrow(token_dim, start, min(width, length - start)) for t in (out, *tensors))
         tile.copy_(function(*tiles))
@@ -232,7 +239,7 @@ class _Rotate(torch.autograd.Function):
     def forward(
         x: Tensor, frequencies: Tensor, cos: Tensor, sin: Tensor, offsets: Tensor, half: bool, token_dim: int
     ) -> Tensor:
-        return _tiled(lambda x, c, s: _turned(x, c, s, half), torch.empty_like(x), token_dim, x, cos, sin)
+        return _tiled(lambda x, c, s: _turned(x, c, s, half), x, token_dim, x, cos, sin)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -248,9 +255,7 @@ class _Rotate(torch.autograd.Function):
             grad_x = _apply(grad, frequencies, cos, -sin, -offsets, ctx.half, ctx.token_dim)
         if ctx.needs_input_grad[1]:
             half = ctx.half
-            torque = _tiled(
-                lambda o, g, c: _torque(o, g, c, half), torch.empty_like(cos), ctx.token_dim, out, grad, cos
-            )
+            torque = _tiled(lambda o, g, c: _torque(o, g, c, half), cos, ctx.token_dim, out, grad, cos)
             grad_frequencies = (torque * offsets).sum_to_size(frequencies.shape)
         return grad_x, grad_frequencies, None, None, None, None, None
 
