@@ -3,7 +3,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test test-all test-gpu lint format bench figures clean
+.PHONY: help demo test test-gpu lint format bench figures clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -21,9 +21,6 @@ demo: $(READY)  ## a guided tour: frequencies learn on a small retrieval task
 
 test: lint      ## lint, types and all tests that need no GPU
 	@$(BIN)/python -m pytest
-
-test-all: lint  ## the same with the slow tests
-	@$(BIN)/python -m pytest -m 'not gpu'
 
 test-gpu: $(READY)  ## the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu

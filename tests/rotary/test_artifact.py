@@ -85,3 +85,10 @@ def test_saving_replaces_whole_files_and_leaves_nothing_behind(tmp_path):
     lerope.RoPE(16).save(str(path))
     assert [p.name for p in tmp_path.iterdir()] == ["frequencies.json"]
     lerope.FrozenRoPE.load(path)
+
+
+def test_a_failed_save_leaves_nothing_behind(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ValueError, match="folder cannot be written"):
+        lerope.RoPE(16).save(tmp_path / "folder")
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]

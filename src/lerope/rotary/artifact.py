@@ -56,6 +56,7 @@ class Frequencies:
             partial.write_text(text + "\n", encoding="utf-8")
             partial.replace(target)
         except OSError as error:
+            partial.unlink(missing_ok=True)
             raise ValueError(f"{target} cannot be written: {error.strerror}.") from None
 
     @classmethod

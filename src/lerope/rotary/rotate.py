@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lerope.rotary.frequencies import Layout, check_choice, check_frequencies, check_rotary_dim
 
 # Elements the CPU works on at a time: the temporaries of one tile then stay in its cache.
-_TILE_ELEMENTS = 1 << 18
+_TILE_ELEMENTS = 1 << 19
 
 
 def rotate(
@@ -196,14 +196,13 @@ def _split(x: Tensor, bands: int, half: bool) -> tuple[Tensor, Tensor]:
     return x[..., 0 : 2 * bands : 2], x[..., 1 : 2 * bands : 2]
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, half: bool) -> Tensor:
-    """R x, where R turns every band by its phase: the formula that everything fast is tested against."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    x, cos, sin = x.to(wide), cos.to(wide), sin.to(wide)
-    bands = cos.shape[-1]
-    both = torch.cat((cos, cos), dim=-1) if half else cos.repeat_interleave(2, dim=-1)
-    out = x * nn.functional.pad(both, (0, x.shape[-1] - 2 * bands), value=1.0)
-    (a, b), (out_a, out_b) = _split(x, bands, half), _split(out, bands, half)
+def _turned(x: Tensor, both: Tensor, sin: Tensor, half: bool, out: Tensor | None = None) -> Tensor:
+    """R x, where R turns every band by its phase: the formula that everything fast is tested against.
+
+    `both` holds the cosine of each dimension's band, and 1 for dimensions that do not turn.
+    """
+    out = torch.mul(x, both, out=out)
+    (a, b), (out_a, out_b) = (_split(t, sin.shape[-1], half) for t in (x, out))
     out_a.addcmul_(b, sin, value=-1)
     out_b.addcmul_(a, sin)
     return out
@@ -216,20 +215,15 @@ def _torque(out: Tensor, grad: Tensor, cos: Tensor, half: bool) -> Tensor:
     return torch.addcmul(grad_b * a, grad_a, b, value=-1).sum_to_size(cos.shape)
 
 
-def _tiled(function: Callable[..., Tensor], like: Tensor, token_dim: int, *tensors: Tensor) -> Tensor:
-    """function(*tensors), shaped `like`: on the CPU a tile of tokens at a time, elsewhere in one piece."""
-    size, length = tensors[0].numel(), like.shape[token_dim]
-    eager_cpu = like.device.type == "cpu" and not torch.compiler.is_compiling()
-    if not eager_cpu or size <= _TILE_ELEMENTS or any(t.shape[token_dim] != length for t in tensors):
-        result = function(*tensors)
-        # torch 2.11 compiles a forward that ends in a cast to the dtype it has to gradients of zero, without a word.
-        return result if result.dtype == like.dtype else result.to(like.dtype)
-    width = math.ceil(length * _TILE_ELEMENTS / size)
-    out = torch.empty_like(like)
-    for start in range(0, length, width):
-        tile, *tiles = (t.narrow(token_dim, start, min(width, length - start)) for t in (out, *tensors))
-        tile.copy_(function(*tiles))
-    return out
+def _tiles(x: Tensor, cos: Tensor, token_dim: int) -> list[tuple[int, int]]:
+    """(start, number) of the tokens the CPU takes at a time; nothing where all go at once."""
+    length = x.shape[token_dim]
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or x.numel() <= _TILE_ELEMENTS:
+        return []
+    if cos.shape[token_dim] != length:
+        return []
+    width = math.ceil(length * _TILE_ELEMENTS / x.numel())
+    return [(start, min(width, length - start)) for start in range(0, length, width)]
 
 
 class _Rotate(torch.autograd.Function):
@@ -239,7 +233,25 @@ class _Rotate(torch.autograd.Function):
     def forward(
         x: Tensor, frequencies: Tensor, cos: Tensor, sin: Tensor, offsets: Tensor, half: bool, token_dim: int
     ) -> Tensor:
-        return _tiled(lambda x, c, s: _turned(x, c, s, half), x, token_dim, x, cos, sin)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        cos, sin = cos.to(wide), sin.to(wide)
+        both = torch.cat((cos, cos), dim=-1) if half else cos.repeat_interleave(2, dim=-1)
+        both = nn.functional.pad(both, (0, x.shape[-1] - both.shape[-1]), value=1.0)
+        tiles = _tiles(x, cos, token_dim)
+        if not tiles:
+            out = _turned(x.to(wide), both, sin, half)
+            # torch 2.11 compiles a forward that ends in a cast to the dtype it has to gradients of zero, silently.
+            return out if wide == x.dtype else out.to(x.dtype)
+        out = torch.empty_like(x)
+        buffers = torch.empty((2, *x.narrow(token_dim, *tiles[0]).shape), dtype=wide) if wide != x.dtype else ()
+        for tile in tiles:
+            source, target, c, s = (t.narrow(token_dim, *tile) for t in (x, out, both, sin))
+            if wide == x.dtype:
+                _turned(source, c, s, half, out=target)
+            else:
+                wide_source, wide_target = (buffer.narrow(token_dim, 0, tile[1]) for buffer in buffers)
+                target.copy_(_turned(wide_source.copy_(source), c, s, half, out=wide_target))
+        return out
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -254,8 +266,9 @@ class _Rotate(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             grad_x = _apply(grad, frequencies, cos, -sin, -offsets, ctx.half, ctx.token_dim)
         if ctx.needs_input_grad[1]:
-            half = ctx.half
-            torque = _tiled(lambda o, g, c: _torque(o, g, c, half), cos, ctx.token_dim, out, grad, cos)
+            dim, tiles = ctx.token_dim, _tiles(grad, cos, ctx.token_dim)
+            parts = [[t.narrow(dim, *tile) for t in (out, grad, cos)] for tile in tiles] or [[out, grad, cos]]
+            torque = torch.cat([_torque(o, g, c, ctx.half) for o, g, c in parts], dim=dim)
             grad_frequencies = (torque * offsets).sum_to_size(frequencies.shape)
         return grad_x, grad_frequencies, None, None, None, None, None
 
