@@ -256,7 +256,7 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _, frequencies, cos, sin, offsets, ctx.half, ctx.token_dim = inputs
-        # Attention keeps the rotated output anyway, so learning the frequencies costs no memory.
+        # Attention usually keeps the rotated output anyway, so learning the frequencies costs no memory.
         ctx.save_for_backward(frequencies, cos, sin, offsets, output if frequencies.requires_grad else None)
 
     @staticmethod
