@@ -198,6 +198,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a smoke run: 5 rounds, writes no file")
     options = parser.parse_args()
     options.rounds = 5 if options.quick else options.rounds
+    if options.threads < 1:
+        parser.error(f"--threads must be 1 or more; got {options.threads}")
+    if options.rounds < 2:
+        parser.error(f"--rounds must be 2 or more, for medians; got {options.rounds}")
     return options
 
 

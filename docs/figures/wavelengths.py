@@ -9,8 +9,8 @@ import torch
 import lerope
 
 TRAIN_LENGTH = 2048
-# Learned frequencies of a 217M model at train length 2048, as read off the labels of the paper's figure on learned
-# frequencies (arXiv:2607.10134) by a third party; two digits each.
+# Learned frequencies at train length 2048, as a third party read them off the labels of a figure in the paper
+# (arXiv:2607.10134); two digits each. Band 16 agrees with the paper's table for 217M, so probably that model.
 PUBLISHED = [
     1.9, 1.1, 0.67, 0.45, 0.31, 0.24, 0.16, 0.11, 0.084, 0.059, 0.044, 0.031, 0.023, 0.016, 0.0094, 0.0042,
     0.0015, 0.0011, 1.0e-4, 4.9e-5, 3.6e-5, 2.4e-5, 2.0e-5, 2.0e-5, 1.2e-5, 1.8e-5, 1.0e-5, 1.5e-5, 1.2e-5, 9.9e-6,
@@ -27,7 +27,7 @@ def main() -> None:
         ("RoPE, base 10,000", lerope.RoPE(64), "#0072B2", "o"),
         ("RoPE, base 500,000", lerope.RoPE(64, base=500_000.0), "#56B4E9", "s"),
         ("p-RoPE, p = 0.5", lerope.PRoPE(64, p=0.5), "#E69F00", "D"),
-        ("LeRoPE, learned at 217M (published)", lerope.FrozenRoPE(torch.tensor(PUBLISHED)), "#D55E00", "^"),
+        ("LeRoPE, as published", lerope.FrozenRoPE(torch.tensor(PUBLISHED)), "#D55E00", "^"),
     ]
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     figure, axes = plt.subplots(figsize=(7.5, 4.4), layout="constrained")

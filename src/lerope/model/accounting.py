@@ -6,6 +6,7 @@ Counts follow the paper: gains are left out, tokens are 20 per parameter, comput
 from dataclasses import dataclass
 
 from lerope.model.config import ModelConfig
+from lerope.rotary.frequencies import check_count
 
 BATCH_TOKENS = 131_072
 TOKENS_PER_PARAMETER = 20
@@ -49,10 +50,7 @@ class Plan:
 
 def plan(config: ModelConfig, row_length: int = 2048, batch_tokens: int = BATCH_TOKENS) -> Plan:
     """The paper's recipe for a model of this shape."""
-    for field, value in (("row_length", row_length), ("batch_tokens", batch_tokens)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{field} must be a positive whole number; got {value!r}.")
-    if batch_tokens % row_length:
+    if check_count("batch_tokens", batch_tokens) % check_count("row_length", row_length):
         raise ValueError(f"batch_tokens must hold whole rows of {row_length:,} tokens; got {batch_tokens:,}.")
     total = total_parameters(config)
     steps = round(TOKENS_PER_PARAMETER * total / batch_tokens)

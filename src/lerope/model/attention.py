@@ -5,11 +5,13 @@ Shapes: q, k, v and the result are (rows, length, heads, head_dim); document ids
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from lerope.rotary.frequencies import check_choice
 
 Backend = Literal["sdpa", "flex"]
 
@@ -30,8 +32,7 @@ class DocumentMask:
         self.backend = backend or ("flex" if on_cuda else "sdpa")
         self.dense: Tensor | None = None
         self.block: Any = None
-        if self.backend not in get_args(Backend):
-            raise ValueError(f"backend must be one of {', '.join(get_args(Backend))}; got {backend!r}.")
+        check_choice("backend", self.backend, Backend)
         if document_ids is None:
             if self.backend == "flex":
                 raise ValueError("backend 'flex' needs document_ids; got None, leave the backend open.")

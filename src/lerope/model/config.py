@@ -1,7 +1,9 @@
 """What a model is made of, and the ladder of models as data."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
+
+from lerope.rotary.frequencies import check_choice, check_count, check_rotary_dim
 
 Activation = Literal["gelu", "relu2"]
 
@@ -19,14 +21,10 @@ class ModelConfig:
     norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        for field in ("num_layers", "num_heads", "head_dim", "vocab_size"):
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{field} must be a positive whole number; got {value!r}.")
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim must be even, because bands are pairs of dimensions; got {self.head_dim}.")
-        if self.activation not in get_args(Activation):
-            raise ValueError(f"activation must be one of {', '.join(get_args(Activation))}; got {self.activation!r}.")
+        for field in ("num_layers", "num_heads", "vocab_size"):
+            check_count(field, getattr(self, field))
+        check_rotary_dim(self.head_dim, None)
+        check_choice("activation", self.activation, Activation)
         if not 0 < self.norm_eps < 1:
             raise ValueError(f"norm_eps must lie between 0 and 1; got {self.norm_eps!r}.")
 

@@ -6,12 +6,12 @@ these start from the same numbers, so that they can be compared as a pair.
 
 import hashlib
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lerope.model.transformer import Transformer
+from lerope.rotary.encodings import assign
 
 
 @torch.no_grad()
@@ -34,14 +34,9 @@ def init_weights(model: Transformer, seed: int) -> None:
     model.encoding.reset_parameters()
 
 
-def _fill(weight: Any, seed: int, name: str, std: float) -> None:
+def _fill(weight: Tensor, seed: int, name: str, std: float) -> None:
     """Draws the whole float32 tensor on the CPU from a stream of its own, then keeps this rank's part of it."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-    values: Tensor = torch.empty(weight.shape, dtype=torch.float32, device="cpu")
-    values.normal_(0.0, std, generator=generator)
-    if hasattr(weight, "full_tensor"):
-        from torch.distributed.tensor import distribute_tensor
-
-        values = distribute_tensor(values.to(weight.device), weight.device_mesh, weight.placements, src_data_rank=None)
-    weight.copy_(values)
+    values = torch.empty(weight.shape, dtype=torch.float32, device="cpu")
+    assign(weight, values.normal_(0.0, std, generator=generator))

@@ -96,17 +96,6 @@ class Transformer(nn.Module):
             document_ids: (rows, length), equal where tokens share a document; one document per row unless given.
             backend: how to attend; see DocumentMask.
         """
-        logits: Tensor = self.head(self.hidden(tokens, positions, document_ids, backend))
-        return logits
-
-    def hidden(
-        self,
-        tokens: Tensor,
-        positions: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        backend: Backend | None = None,
-    ) -> Tensor:
-        """What the head sees, (rows, length, width), for losses that never hold all logits."""
         if tokens.ndim != 2:
             raise ValueError(f"tokens must have shape (rows, length); got {tuple(tokens.shape)}.")
         if positions is None:
@@ -116,8 +105,8 @@ class Transformer(nn.Module):
         x = self.embedding(tokens)
         for block, rotation in zip(self.blocks, rotations, strict=True):
             x = block(x, rotation, mask)
-        out: Tensor = self.norm(x)
-        return out
+        logits: Tensor = self.head(self.norm(x))
+        return logits
 
     def _rotations(self, positions: Tensor) -> list[Rotation]:
         """One rotation for all layers, or one each where layers have frequencies of their own."""

@@ -42,13 +42,13 @@ class Encoding(nn.Module):
         self.head_dim = head_dim
         fq.check_choice("layout", layout, fq.Layout)
         self.layout = layout
-        # Not a buffer, so it is real even under torch.device("meta"): what reset_parameters() restores theta from.
         if fq.check_frequencies(theta).is_meta:
             raise ValueError("frequencies are on the meta device and hold no values; build them with device='cpu'.")
         if 2 * theta.shape[-1] != self.rotary_dim:
             raise ValueError(
                 f"theta must have {self.rotary_dim // 2} bands for these dimensions; got {theta.shape[-1]}."
             )
+        # Not a buffer, so it is real even under torch.device("meta"): what reset_parameters() restores theta from.
         self._initial_theta = theta.detach().to("cpu", torch.float32, copy=True)
         theta = torch.empty(theta.shape, dtype=torch.float32).copy_(self._initial_theta)
         self.register_buffer("theta", theta, persistent=False)
@@ -150,7 +150,14 @@ class Encoding(nn.Module):
                 "wrapper cast it. Give the encoding a unit of its own without mp_policy, fully_shard(encoding), before "
                 "fully_shard(model, mp_policy=...)."
             )
-        return _whole(parameter)
+        if not hasattr(parameter, "full_tensor"):
+            return parameter
+        from torch.distributed.tensor import Partial
+
+        sharded: Any = parameter
+        gathered: Tensor = sharded.full_tensor(grad_placements=[Partial()] * sharded.device_mesh.ndim)
+        num_ranks: int = sharded.device_mesh.size()
+        return gathered.detach() + (gathered - gathered.detach()) / num_ranks
 
     def _all_frequencies(self) -> Tensor:
         """The frequencies of every layer in one tensor, shaped as `sharing` says."""
@@ -286,7 +293,7 @@ class LeRoPE(Encoding):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        _assign(self.alpha, fq.alpha_for(self.theta.expand(self.alpha.shape), self.theta, self.parametrization))
+        assign(self.alpha, fq.alpha_for(self.theta.expand(self.alpha.shape), self.theta, self.parametrization))
 
     def frequencies(self, layer: int | None = None) -> Tensor:
         return fq.learned(self.theta, self._of_layer(self.whole(self.alpha), layer), self.parametrization)
@@ -346,23 +353,11 @@ class FrozenRoPE(Encoding):
         return encoding
 
 
-def _whole(parameter: Any) -> Tensor:
-    """A parameter that FSDP2 holds in shards (a DTensor), gathered; its gradient is averaged as FSDP2 would."""
-    if not hasattr(parameter, "full_tensor"):
-        plain: Tensor = parameter
-        return plain
-    from torch.distributed.tensor import Partial
-
-    mesh = parameter.device_mesh
-    whole: Tensor = parameter.full_tensor(grad_placements=[Partial()] * mesh.ndim)
-    averaged: Tensor = whole.detach() + (whole - whole.detach()) / mesh.size()
-    return averaged
-
-
-def _assign(parameter: Any, value: Tensor) -> None:
-    """parameter[:] = value, also for a DTensor."""
+def assign(parameter: Any, value: Tensor) -> None:
+    """parameter[:] = value, which every rank has whole; of a sharded parameter each keeps its part."""
+    value = value.to(parameter.device)
     if hasattr(parameter, "full_tensor"):
         from torch.distributed.tensor import distribute_tensor
 
-        value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
+        value = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
     parameter.copy_(value)

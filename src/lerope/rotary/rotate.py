@@ -218,9 +218,8 @@ def _torque(out: Tensor, grad: Tensor, cos: Tensor, half: bool) -> Tensor:
 def _tiles(x: Tensor, cos: Tensor, token_dim: int) -> list[tuple[int, int]]:
     """(start, number) of the tokens the CPU takes at a time; nothing where all go at once."""
     length = x.shape[token_dim]
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or x.numel() <= _TILE_ELEMENTS:
-        return []
-    if cos.shape[token_dim] != length:
+    eager_cpu = x.device.type == "cpu" and not torch.compiler.is_compiling()
+    if not eager_cpu or x.numel() <= _TILE_ELEMENTS or cos.shape[token_dim] != length:
         return []
     width = math.ceil(length * _TILE_ELEMENTS / x.numel())
     return [(start, min(width, length - start)) for start in range(0, length, width)]
