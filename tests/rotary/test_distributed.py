@@ -1,12 +1,10 @@
 """Two gloo processes: DDP and FSDP2 give alpha the gradient of one process and leave it in float32."""
 
 import copy
-import os
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -15,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import lerope
+from tests.ranks import run_ranks
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
@@ -176,15 +175,10 @@ def check_mixed_clipping(rank: int) -> None:
         torch.testing.assert_close(whole(got.grad), expected.grad)
 
 
-def work(rank: int, names: list[str], store: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    try:
-        for name in names:
-            globals()[name](rank)
-            dist.barrier()
-    finally:
-        dist.destroy_process_group()
+def check_all(rank: int, names: list[str]) -> None:
+    for name in names:
+        globals()[name](rank)
+        dist.barrier()
 
 
 @pytest.mark.parametrize(
@@ -196,5 +190,4 @@ def work(rank: int, names: list[str], store: str) -> None:
     ids=["ddp", "fsdp2"],
 )
 def test_two_ranks(names, tmp_path):
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    mp.spawn(work, (names, str(tmp_path / "store")), nprocs=2)
+    run_ranks(check_all, tmp_path, names)

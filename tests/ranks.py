@@ -1,0 +1,32 @@
+"""Several gloo processes on this machine, for tests of what ranks do together."""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def run_ranks(function: Callable[..., None], folder: Path, *args: object, num_ranks: int = 2) -> None:
+    """Calls function(rank, *args) in `num_ranks` processes of one group; an error in one is raised here."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    mp.spawn(_rank, (function, str(folder / "store"), num_ranks, args), nprocs=num_ranks)
+
+
+def _rank(rank: int, function: Callable[..., None], store: str, num_ranks: int, args: tuple[object, ...]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks)
+    try:
+        function(rank, *args)
+        dist.barrier()
+    except BaseException:
+        traceback.print_exc()
+        raise
+    # Not by way of the interpreter's end: torch's own threads may still be in Python then, which aborts the process.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
