@@ -1,0 +1,65 @@
+"""lerope COMMAND ...: finds the command's module, turns its function into flags, and errors into one sentence."""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import lerope
+
+# Command: (module, what it does). A module has `COMMAND`, a function or a dictionary of functions by subcommand.
+COMMANDS = {
+    "data": ("lerope.cli.data", "prepare text for training, or look at prepared data"),
+    "tokenizer": ("lerope.cli.tokenizer", "train a tokenizer, or look at one"),
+    "plan": ("lerope.cli.plan", "what a run costs: parameters, tokens, FLOPs, memory, time"),
+    "train": ("lerope.cli.train", "train a model of the ladder with any encoding"),
+    "demo": ("lerope.cli.demo", "the whole journey in minutes on a CPU"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs a command; the process ends with 0, with 2 after bad input, or with 128 + a signal's number."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(_help())
+        return
+    if args[0] == "--version":
+        print(f"lerope {lerope.__version__}")
+        return
+    try:
+        _run(args[0], args[1:])
+    except (ValueError, OSError) as error:
+        if os.environ.get("LEROPE_TRACEBACK"):
+            raise
+        print(f"lerope {args[0]}: {_sentence(error)}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _run(name: str, args: list[str]) -> None:
+    if name not in COMMANDS:
+        raise ValueError(f"command must be one of {', '.join(COMMANDS)}; got {name!r}.")
+    import tyro
+
+    command = importlib.import_module(COMMANDS[name][0]).COMMAND
+    if isinstance(command, dict):
+        tyro.extras.subcommand_cli_from_dict(command, prog=f"lerope {name}", args=args)
+    else:
+        tyro.cli(command, prog=f"lerope {name}", args=args)
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
+    return str(error)
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {what}" for name, (_, what) in COMMANDS.items()]
+    return "\n".join(["usage: lerope COMMAND ...", "", *lines, "", "lerope COMMAND --help explains a command."])
+
+
+if __name__ == "__main__":
+    main()

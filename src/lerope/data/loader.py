@@ -1,0 +1,109 @@
+"""Batches as pure functions of (corpus, seed, step), for any number of ranks, made ahead of the model."""
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lerope.data.packing import Packing, Piece, fill_rows, windows
+from lerope.data.shards import Split
+
+IGNORED = -1
+"""The target of a document's last token and of padding: it does not count towards the loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Some rows; every array is (rows, row_length) of int32."""
+
+    tokens: npt.NDArray[np.int32]
+    targets: npt.NDArray[np.int32]
+    """The next token, IGNORED where the document has none."""
+    positions: npt.NDArray[np.int32]
+    """Counted from 0 in every document of a row."""
+    document_ids: npt.NDArray[np.int32]
+    centres: npt.NDArray[np.int32]
+    """The middle position of the token's document in this row."""
+
+    @property
+    def num_targets(self) -> int:
+        """Targets of these rows that count."""
+        return int(np.count_nonzero(self.targets != IGNORED))
+
+
+class Loader:
+    """Training batches of `batch_rows` rows, of which each rank gets an equal, contiguous part."""
+
+    def __init__(
+        self, split: Split, row_length: int, batch_rows: int, seed: int, rank: int = 0, num_ranks: int = 1
+    ) -> None:
+        if batch_rows % num_ranks:
+            raise ValueError(
+                f"batch_tokens makes {batch_rows} rows of {row_length:,} tokens, which {num_ranks} ranks cannot share "
+                f"evenly; use a number of ranks that divides {batch_rows}."
+            )
+        self.split, self.batch_rows, self.rank, self.num_ranks = split, batch_rows, rank, num_ranks
+        self.packing = Packing(split.lengths, row_length, seed)
+
+    def batch(self, step: int) -> Batch:
+        """This rank's rows of a step."""
+        share = self.batch_rows // self.num_ranks
+        first = step * self.batch_rows + self.rank * share
+        rows = [self.packing.pieces(row) for row in range(first, first + share)]
+        return assemble(self.split, rows, self.packing.row_length)
+
+    def num_targets(self, step: int) -> int:
+        """Targets that count in the whole batch, over all ranks."""
+        first = step * self.batch_rows
+        return sum(self.packing.num_targets(row) for row in range(first, first + self.batch_rows))
+
+    def ahead(self, start: int, stop: int, depth: int = 2) -> Iterator[tuple[Batch, int]]:
+        """batch and num_targets of steps [start, stop), up to `depth` of them made beforehand by another thread."""
+        with ThreadPoolExecutor(1, thread_name_prefix="loader") as pool:
+            made: deque[Future[tuple[Batch, int]]] = deque()
+            try:
+                for step in range(start, stop + depth):
+                    if step < stop:
+                        made.append(pool.submit(self._made, step))
+                    if len(made) > depth or step >= stop:
+                        yield made.popleft().result()
+            finally:
+                for future in made:
+                    future.cancel()
+
+    def _made(self, step: int) -> tuple[Batch, int]:
+        return self.batch(step), self.num_targets(step)
+
+
+def validation_batches(
+    split: Split, row_length: int, batch_rows: int, max_tokens: int, rank: int = 0, num_ranks: int = 1
+) -> list[list[list[Piece]]]:
+    """Rows of whole windows for `assemble`, this rank's share: as many batches, of as many rows, on every rank."""
+    rows = fill_rows(windows(split.lengths, row_length, max_tokens), row_length)
+    rows += [[] for _ in range(-len(rows) % (batch_rows * num_ranks))]
+    mine = rows[rank::num_ranks]
+    return [mine[start : start + batch_rows] for start in range(0, len(mine), batch_rows)]
+
+
+def assemble(split: Split, rows: list[list[Piece]], row_length: int) -> Batch:
+    """Reads the pieces of some rows; what they leave of a row is padding of a document of its own."""
+    shape = (len(rows), row_length)
+    tokens, positions, document_ids, centres = (np.zeros(shape, np.int32) for _ in range(4))
+    targets = np.full(shape, IGNORED, np.int32)
+    count = np.arange(row_length, dtype=np.int32)
+    for r, pieces in enumerate(rows):
+        at = 0
+        for number, piece in enumerate(pieces, start=1):
+            read = split.document(piece.document, piece.start, piece.stop + 1)
+            inputs = piece.stop - piece.start
+            here = slice(at, at + inputs)
+            tokens[r, here] = read[:inputs]
+            targets[r, at : at + len(read) - 1] = read[1:]  # one less than the inputs where they end with EOS
+            positions[r, here] = count[:inputs]
+            document_ids[r, here] = number
+            centres[r, here] = inputs // 2
+            at += inputs
+    return Batch(tokens, targets, positions, document_ids, centres)

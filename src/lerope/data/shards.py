@@ -1,0 +1,284 @@
+"""Token shards on disk, the manifest that describes them, and the corpus that reads them back.
+
+A corpus directory holds, for each split and shard, `SPLIT-00000.tokens` (unsigned integers, little-endian, documents
+end to end) and `SPLIT-00000.ends` (for each document the offset, in tokens, at which it ends), next to
+`tokenizer.model` and `manifest.json`. Every document starts with the tokenizer's BOS and ends with its EOS.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Tokens = npt.NDArray[np.integer[Any]]
+SplitName = Literal["train", "validation"]
+SPLITS: tuple[SplitName, ...] = ("train", "validation")
+
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.model"
+SHARD_TOKENS = 1 << 28
+_VERIFIED = ".verified.json"
+_VERSION = 1
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The smallest unsigned integer that holds every id of a vocabulary."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """Two files: the tokens of some documents and where each document ends."""
+
+    name: str
+    num_documents: int
+    num_tokens: int
+    tokens_sha256: str
+    ends_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitManifest:
+    """One split's shards and totals."""
+
+    num_documents: int
+    num_tokens: int
+    num_bytes: int
+    """UTF-8 bytes of the text."""
+    unigram_entropy: float
+    """Nats per token of the split's own token frequencies: what a model that ignores all context could reach."""
+    shards: list[Shard]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What `manifest.json` holds: everything a run needs to know about its data, and to recognise it again."""
+
+    sources: list[str]
+    """As the user named them."""
+    validation: str
+    """How the validation split was made."""
+    vocab_size: int
+    bos: int
+    eos: int
+    tokenizer_sha256: str
+    num_skipped: int
+    """Documents left out because they were empty or, if that was asked for, not valid UTF-8."""
+    splits: dict[str, SplitManifest]
+    version: int = _VERSION
+
+    def fingerprint(self) -> str:
+        """A hash of the content alone: the tokenizer and the tokens of each split, in order."""
+        content = [self.vocab_size, self.bos, self.eos, self.tokenizer_sha256]
+        for split in SPLITS:
+            content += [[shard.tokens_sha256, shard.ends_sha256] for shard in self.splits[split].shards]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    def save(self, directory: Path) -> None:
+        """Writes the file whole or not at all."""
+        write_whole(directory / MANIFEST, json.dumps({**asdict(self), "fingerprint": self.fingerprint()}, indent=1))
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str]) -> "Manifest":
+        """Reads and checks a manifest; whatever is wrong with it is one ValueError that names the file."""
+        path = Path(directory) / MANIFEST
+        again = "prepare the data again with `lerope data prepare`"
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            raise ValueError(f"{path} does not exist; name a folder that `lerope data prepare` finished.") from None
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path} is not whole JSON ({error}); {again}.") from None
+        if not isinstance(content, dict) or content.get("version") != _VERSION:
+            version = content.get("version") if isinstance(content, dict) else None
+            raise ValueError(f"{path}: version must be {_VERSION}; got {version!r}, {again}.")
+        for name in sorted({"fingerprint", *(field.name for field in fields(cls))} ^ set(content)):
+            raise ValueError(f"{path}: field {name} is {'unknown' if name in content else 'missing'}; {again}.")
+        fingerprint = content.pop("fingerprint")
+        try:
+            for name, split in content["splits"].items():
+                shards = [Shard(**shard) for shard in split.pop("shards")]
+                content["splits"][name] = SplitManifest(**split, shards=shards)
+            result = cls(**content)
+            actual = result.fingerprint()
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}: splits is not what `lerope data prepare` writes ({error}); {again}.") from None
+        if actual != fingerprint:
+            raise ValueError(
+                f"{path}: fingerprint {str(fingerprint)[:12]} does not match the content ({actual[:12]}); the file was "
+                f"changed by hand or damaged, {again}."
+            )
+        return result
+
+
+class SplitWriter:
+    """Appends documents to the shards of one split; what `state` returned can be gone back to."""
+
+    def __init__(self, directory: Path, split: SplitName, dtype: np.dtype[Any], state: list[list[int]] | None = None):
+        self.directory, self.split, self.dtype = directory, split, dtype
+        self._sizes = [list(size) for size in state or []]  # [documents, tokens] of each shard
+        for path in sorted(directory.glob(f"{split}-*")):
+            index = int(path.stem.rpartition("-")[2])
+            documents, tokens = self._sizes[index] if index < len(self._sizes) else (0, 0)
+            os.truncate(path, documents * 8 if path.suffix == ".ends" else tokens * dtype.itemsize)
+
+    def append(self, tokens: Tokens, lengths: npt.NDArray[np.int64]) -> None:
+        """Adds whole documents, end to end in `tokens`."""
+        if not len(lengths):
+            return
+        if not self._sizes or self._sizes[-1][1] >= SHARD_TOKENS:
+            self._sizes.append([0, 0])
+        size = self._sizes[-1]
+        ends = size[1] + np.cumsum(lengths, dtype=np.uint64)
+        with self._path(len(self._sizes) - 1, "tokens").open("ab") as file:
+            file.write(tokens.astype(self.dtype, copy=False).tobytes())
+        with self._path(len(self._sizes) - 1, "ends").open("ab") as file:
+            file.write(ends.astype("<u8").tobytes())
+        size[0] += len(lengths)
+        size[1] += int(lengths.sum())
+
+    def state(self) -> list[list[int]]:
+        """[documents, tokens] of each shard, once all of it has reached the disk."""
+        for index in range(len(self._sizes)):
+            for kind in ("tokens", "ends"):
+                with self._path(index, kind).open("rb") as file:
+                    os.fsync(file.fileno())
+        return [list(size) for size in self._sizes]
+
+    def finish(self) -> list[Shard]:
+        """Hashes every shard and describes it."""
+        return [
+            Shard(
+                name=f"{self.split}-{index:05d}",
+                num_documents=documents,
+                num_tokens=tokens,
+                tokens_sha256=sha256_of(self._path(index, "tokens")),
+                ends_sha256=sha256_of(self._path(index, "ends")),
+            )
+            for index, (documents, tokens) in enumerate(self._sizes)
+        ]
+
+    def _path(self, index: int, kind: str) -> Path:
+        return self.directory / f"{self.split}-{index:05d}.{kind}"
+
+
+class Split:
+    """The documents of one split, memory-mapped and numbered from 0 across shards."""
+
+    def __init__(self, directory: Path, manifest: SplitManifest, dtype: np.dtype[Any]) -> None:
+        self.manifest = manifest
+        self._tokens: list[Tokens] = []
+        self._starts: list[npt.NDArray[np.uint64]] = []
+        for shard in manifest.shards:
+            ends = np.fromfile(directory / f"{shard.name}.ends", dtype="<u8")
+            self._starts.append(np.concatenate(([np.uint64(0)], ends)))
+            self._tokens.append(np.memmap(directory / f"{shard.name}.tokens", dtype=dtype, mode="r"))
+        self._first = np.cumsum([0, *(shard.num_documents for shard in manifest.shards)])
+        sizes = [np.diff(starts) for starts in self._starts] or [np.zeros(0, np.uint64)]
+        self.lengths: npt.NDArray[np.uint32] = np.concatenate(sizes).astype(np.uint32)
+        """Tokens of each document, BOS and EOS included."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def document(self, index: int, start: int = 0, stop: int | None = None) -> Tokens:
+        """The tokens of a document, or its part from `start` to `stop`; a view of the file, not a copy."""
+        shard = int(np.searchsorted(self._first, index, side="right")) - 1
+        begin, end = (int(x) for x in self._starts[shard][index - self._first[shard] :][:2])
+        return self._tokens[shard][begin + start : end if stop is None else min(begin + stop, end)]
+
+
+class Corpus:
+    """A prepared corpus, checked against its manifest before anything is read from it."""
+
+    def __init__(self, directory: str | os.PathLike[str], verify: bool = True) -> None:
+        """Opens a corpus.
+
+        Args:
+            directory: what `lerope data prepare` wrote.
+            verify: compare every file's hash with the manifest's. A file is hashed once and again when its size or time
+                of change differs; the result is kept in the directory where that can be written to.
+        """
+        self.directory = Path(directory)
+        self.manifest = Manifest.load(directory)
+        self.tokenizer_path = self.directory / TOKENIZER
+        self._check_files(verify)
+        dtype = token_dtype(self.manifest.vocab_size)
+        splits = self.manifest.splits
+        self.train = Split(self.directory, splits["train"], dtype)
+        self.validation = Split(self.directory, splits["validation"], dtype)
+
+    def _check_files(self, verify: bool) -> None:
+        hashes = {self.tokenizer_path: self.manifest.tokenizer_sha256}
+        sizes: dict[Path, int] = {}
+        itemsize = token_dtype(self.manifest.vocab_size).itemsize
+        for split in self.manifest.splits.values():
+            for shard in split.shards:
+                tokens, ends = (self.directory / f"{shard.name}.{kind}" for kind in ("tokens", "ends"))
+                hashes |= {tokens: shard.tokens_sha256, ends: shard.ends_sha256}
+                sizes |= {tokens: shard.num_tokens * itemsize, ends: shard.num_documents * 8}
+        again = "restore it or prepare the data again with `lerope data prepare`"
+        for path in hashes:
+            if not path.is_file():
+                raise ValueError(f"{path} is missing although the manifest lists it; {again}.")
+            size = path.stat().st_size
+            if size != sizes.get(path, size):
+                raise ValueError(
+                    f"{path} must have {sizes[path]:,} bytes; got {size:,}: it was cut or changed, {again}."
+                )
+        if verify:
+            seen = _read_verified(self.directory)
+            now = {path.name: [path.stat().st_mtime_ns, path.stat().st_size, hashes[path]] for path in hashes}
+            for path in hashes:
+                if seen.get(path.name) != now[path.name] and sha256_of(path) != hashes[path]:
+                    what = "not the tokenizer these tokens were made with" if path.name == TOKENIZER else "damaged"
+                    raise ValueError(f"{path} is {what}: its content does not match the manifest; {again}.")
+            if seen != now:
+                _write_verified(self.directory, now)
+
+
+def sha256_of(path: Path) -> str:
+    """The hash of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a text file whole or not at all, even if the machine stops in between."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def unigram_entropy(counts: Iterable[int] | npt.NDArray[np.int64]) -> float:
+    """Nats per token of a distribution given by counts."""
+    counts = np.asarray(counts, dtype=np.float64)
+    shares = counts[counts > 0] / max(counts.sum(), 1)
+    return float(-(shares * np.log(shares)).sum())
+
+
+def _read_verified(directory: Path) -> dict[str, Any]:
+    try:
+        content = json.loads((directory / _VERIFIED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _write_verified(directory: Path, content: dict[str, Any]) -> None:
+    try:
+        write_whole(directory / _VERIFIED, json.dumps(content))
+    except OSError:
+        return  # A read-only corpus is hashed at every start, that is all.
