@@ -3,7 +3,7 @@
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import lerope
 
@@ -26,12 +26,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args[0] == "--version":
         print(f"lerope {lerope.__version__}")
         return
+    guarded(args[0], lambda: _run(args[0], args[1:]))
+
+
+def guarded(name: str, call: Callable[[], None]) -> None:
+    """Calls, and turns what users can mend into one sentence and exit code 2."""
     try:
-        _run(args[0], args[1:])
+        call()
     except (ValueError, OSError) as error:
         if os.environ.get("LEROPE_TRACEBACK"):
             raise
-        print(f"lerope {args[0]}: {_sentence(error)}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":
+            print(f"lerope {name}: {_sentence(error)}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,7 +1,7 @@
 """Batches as pure functions of (corpus, seed, step), for any number of ranks, made ahead of the model."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -60,7 +60,7 @@ class Loader:
         first = step * self.batch_rows
         return sum(self.packing.num_targets(row) for row in range(first, first + self.batch_rows))
 
-    def ahead(self, start: int, stop: int, depth: int = 2) -> Iterator[tuple[Batch, int]]:
+    def ahead(self, start: int, stop: int, depth: int = 2) -> Generator[tuple[Batch, int], None, None]:
         """batch and num_targets of steps [start, stop), up to `depth` of them made beforehand by another thread."""
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as pool:
             made: deque[Future[tuple[Batch, int]]] = deque()

@@ -1,4 +1,4 @@
-"""The ladder's transformer, from tokens to logits.
+"""The ladder's transformer, from tokens to logits or a loss.
 
 x = x + out(attention(rotate(norm(q)), rotate(norm(k)), v))      q, k, v from norm(x)
 x = x + down(activation(up(norm(x))))
@@ -7,9 +7,11 @@ x = x + down(activation(up(norm(x))))
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from lerope.model.attention import Backend, DocumentMask
 from lerope.model.config import ModelConfig
+from lerope.model.loss import Head
 from lerope.rotary.encodings import Encoding
 from lerope.rotary.rotate import Rotation
 
@@ -28,7 +30,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rotation: Rotation, mask: DocumentMask) -> Tensor:
         """x (rows, length, width) -> the same shape."""
         q, k, v = self.qkv(x).unflatten(-1, self.split).unbind(-3)
-        q, k = rotation(self.q_norm(q), self.k_norm(k))
+        q, k = (t.to(v.dtype) for t in rotation(self.q_norm(q), self.k_norm(k)))
         out: Tensor = self.out(mask.attend(q, k, v).flatten(-2))
         return out
 
@@ -79,38 +81,60 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
-        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        self.head = Head(config.width, config.vocab_size)
+        self.recompute = False
+        """Activation checkpointing: keep only the inputs of blocks for the backward pass and compute the rest again."""
 
     def forward(
         self,
         tokens: Tensor,
         positions: Tensor | None = None,
         document_ids: Tensor | None = None,
+        targets: Tensor | None = None,
+        centres: Tensor | None = None,
         backend: Backend | None = None,
     ) -> Tensor:
-        """Logits of the next token, (rows, length, vocab_size).
+        """Logits of the next token, (rows, length, vocab_size), or with targets the sum of their losses.
 
         Args:
             tokens: (rows, length).
             positions: (rows, length), starting at 0 in every document; counted along the row unless given.
             document_ids: (rows, length), equal where tokens share a document; one document per row unless given.
+            targets: (rows, length), the next tokens; negative ones do not count.
+            centres: (rows, length), the middle position of each token's document: less rounding noise in the gradient
+                of the frequencies.
             backend: how to attend; see DocumentMask.
         """
+        out: Tensor = self.head(self.hidden(tokens, positions, document_ids, centres, backend), targets)
+        return out
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        centres: Tensor | None = None,
+        backend: Backend | None = None,
+    ) -> Tensor:
+        """What the head reads, (rows, length, width)."""
         if tokens.ndim != 2:
             raise ValueError(f"tokens must have shape (rows, length); got {tuple(tokens.shape)}.")
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
         mask = DocumentMask(document_ids, backend)
-        rotations = self._rotations(positions)
+        rotations = self._rotations(positions, 0 if centres is None else centres)
         x = self.embedding(tokens)
         for block, rotation in zip(self.blocks, rotations, strict=True):
-            x = block(x, rotation, mask)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(block, x, rotation, mask, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = block(x, rotation, mask)
+        out: Tensor = self.norm(x)
+        return out
 
-    def _rotations(self, positions: Tensor) -> list[Rotation]:
+    def _rotations(self, positions: Tensor, origin: Tensor | int) -> list[Rotation]:
         """One rotation for all layers, or one each where layers have frequencies of their own."""
         num_layers = self.config.num_layers
         if self.encoding.num_layers is None:
-            return [self.encoding.rotation(positions)] * num_layers
-        return [self.encoding.rotation(positions, layer) for layer in range(num_layers)]
+            return [self.encoding.rotation(positions, origin=origin)] * num_layers
+        return [self.encoding.rotation(positions, layer, origin) for layer in range(num_layers)]

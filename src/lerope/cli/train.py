@@ -1,0 +1,100 @@
+"""lerope train RUNG --data DIR ...: one run, started or gone on with."""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from lerope.model.config import Activation
+from lerope.train.config import Precision, Setup, recipe
+from lerope.train.schedule import Schedule
+
+if TYPE_CHECKING:
+    from lerope.train.job import Outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """Fields of the recipe that differ from the paper's."""
+
+    steps: int | None = None
+    """Steps; 20 tokens a parameter unless given."""
+    row_length: int | None = None
+    """Tokens in a row; 2,048 unless given."""
+    batch_tokens: int | None = None
+    """Tokens in a step, over all ranks; 131,072 unless given."""
+    learning_rate: float | None = None
+    """Peak learning rate; the rung's unless given."""
+    frequency_learning_rate: float | None = None
+    """Peak learning rate of learned frequencies; the model's unless given."""
+    schedule: Schedule | None = None
+    """How the learning rate falls after the warm-up; cosine unless given."""
+    warmup_steps: int | None = None
+    """Steps of warm-up; 1,000 and at most a seventh of the run unless given."""
+    weight_decay: float | None = None
+    """Independent weight decay over the whole run; 8 unless given."""
+    max_norm: float | None = None
+    """Norm to which gradients are clipped; 1 unless given."""
+    frequency_max_norm: float | None = None
+    """Norm to which the gradients of frequencies are clipped on their own; 1 unless given."""
+    precision: Precision | None = None
+    """bf16 with float32 weights and optimizer, or float32; bf16 on a GPU and float32 on a CPU unless given."""
+    validation_tokens: int | None = None
+    """Tokens of validation documents to read; about a million unless given."""
+    vocab_size: int | None = None
+    """Vocabulary, if the data has another than the rung."""
+    activation: Activation | None = None
+    """gelu as in the paper, or relu2, which serving engines can run; gelu unless given."""
+
+
+def train(
+    rung: tyro.conf.Positional[str],
+    *,
+    data: Path,
+    encoding: str = "lerope",
+    seed: int = 42,
+    out: Path | None = None,
+    changes: Annotated[Changes, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="")] = Changes(),  # noqa: B008
+    setup: Annotated[Setup, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="")] = Setup(),  # noqa: B008
+) -> None:
+    """Train a model of the ladder, or go on with a run that was stopped: the same command does both.
+
+    Example: lerope train 52M --encoding lerope --data data/my-text --seed 42
+
+    On the GPUs of a machine: torchrun --nproc-per-node=8 -m lerope train 217M --data data/my-text
+
+    Args:
+        rung: demo, 19M, 52M, 217M, 608M, 1.34B or 2.52B.
+        data: a folder that `lerope data prepare` wrote.
+        encoding: nope, rope, prope or lerope, with options as in rope,base=500000 or lerope,sharing=layer; a
+            frequencies.json, whose frequencies stay fixed; or module:name of your own.
+        seed: decides initial weights and the order of documents.
+        out: the run directory; runs/RUNG-ENCODING-SEED unless given.
+    """
+    import torch
+
+    from lerope.train.job import train as carry_out
+
+    given: dict[str, Any] = {name: value for name, value in vars(changes).items() if value is not None}
+    on_gpu = setup.device.startswith("cuda") if setup.device else torch.cuda.is_available()
+    given.setdefault("precision", "bf16" if on_gpu else "float32")
+    leave(carry_out(recipe(rung, encoding, seed, **given), data, out, setup))
+
+
+def leave(outcome: "Outcome") -> None:
+    """Ends the process: with 0, or as a process does that a signal stopped."""
+    import torch.distributed as dist
+
+    code = 128 + outcome.stopped_by if outcome.stopped_by is not None else 0
+    if dist.is_initialized():
+        dist.barrier()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # At the interpreter's end torch's communication threads can abort a run that went well.
+    sys.exit(code)
+
+
+COMMAND = train

@@ -1,0 +1,100 @@
+"""Head and cross-entropy together, some tokens at a time: all logits never exist at once.
+
+loss = sum over counted tokens of logsumexp(W h) - (W h)[target]
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+# Logits in one chunk. Few enough to pass through the caches of a CPU, or to stay small next to a GPU's memory; enough
+# to keep the matrix products efficient.
+_CHUNK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 27}
+
+
+class Head(nn.Linear):
+    """The last layer: logits, or with targets the sum of their losses."""
+
+    def __init__(self, width: int, vocab_size: int) -> None:
+        super().__init__(width, vocab_size, bias=False)
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """x (..., width) -> logits (..., vocab_size), or a float64 scalar; negative targets do not count."""
+        if targets is None:
+            return super().forward(x)
+        return _summed_loss(x.flatten(0, -2), self.weight, targets.flatten())
+
+
+@torch.no_grad()
+def token_losses(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """The loss of every token in float32, 0 where the target is negative; shape of `targets`, no gradient."""
+    rows, flat = x.flatten(0, -2), targets.flatten()
+    parts = [-_picked(_log_probabilities(h, w), t) for h, w, t in _chunks(rows, weight, flat)]
+    return torch.cat(parts).view(targets.shape)
+
+
+class _SummedLoss(torch.autograd.Function):
+    """Computes the gradients in the forward pass, while each chunk's probabilities are at hand."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        needs_x, needs_weight, _ = ctx.needs_input_grad
+        grad_x = torch.empty_like(x) if needs_x else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
+        total = torch.zeros((), dtype=torch.float64, device=x.device)
+        start = 0
+        with torch.autocast(x.device.type, enabled=False):
+            for h, w, target in _chunks(x, weight, targets):
+                scores = _log_probabilities(h, w)
+                total -= _picked(scores, target).sum(dtype=torch.float64)
+                if needs_x or needs_weight:
+                    one = scores.new_full((len(h), 1), -1.0)
+                    scores = scores.exp_().scatter_add_(1, target.clamp(min=0)[:, None], one).to(h.dtype)
+                    counted = (target >= 0).to(h.dtype)[:, None]
+                    if grad_x is not None:
+                        grad_x[start : start + len(h)] = (scores @ w).mul_(counted)
+                    if grad_weight is not None:
+                        _add_product(grad_weight, scores.t(), h * counted)
+                start += len(h)
+        ctx.save_for_backward(grad_x, grad_weight)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        grad_x, grad_weight = (None if saved is None else saved * grad for saved in ctx.saved_tensors)
+        return grad_x, grad_weight, None
+
+
+_summed_loss: Callable[..., Tensor] = _SummedLoss.apply
+
+
+def _chunks(x: Tensor, weight: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Parts of x and targets with the weight, in the dtype that a linear layer would compute in here."""
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    weight = weight.to(dtype)
+    size = max(1, _CHUNK_LOGITS.get(kind, _CHUNK_LOGITS["cpu"]) // len(weight))
+    parts = zip(x.to(dtype).split(size), targets.long().split(size), strict=True)
+    return [(h, weight, target) for h, target in parts]
+
+
+def _log_probabilities(h: Tensor, weight: Tensor) -> Tensor:
+    logits = h @ weight.t()
+    return functional.log_softmax(logits, dim=-1, dtype=torch.promote_types(h.dtype, torch.float32))
+
+
+def _picked(log_probabilities: Tensor, targets: Tensor) -> Tensor:
+    """The target's log probability, 0 where the target does not count."""
+    values = log_probabilities.gather(1, targets.clamp(min=0)[:, None])[:, 0]
+    return values.masked_fill(targets < 0, 0.0)
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a b, in the dtype of total."""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b

@@ -1,0 +1,177 @@
+"""Checkpoints: torch's distributed checkpoints as safetensors files, in a folder that appears whole or not at all.
+
+`checkpoints/step-00001000/` holds one file for each rank that had something to write, and `checkpoint.json` with the
+hash of each. Any number of ranks can load it.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+from torch.optim import Optimizer
+
+from lerope.train.parallel import Ranks
+
+MARK = "checkpoint.json"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files are all there and unchanged."""
+
+    path: Path
+    step: int
+
+
+def prepare_moments(optimizer: Optimizer, step: int) -> None:
+    """Gives AdamW the state it would have after `step` steps, with moments of zero to load into."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            device = p.device if group["fused"] else "cpu"
+            count = torch.tensor(float(step), dtype=torch.float32, device=device)
+            optimizer.state[p] = {"step": count, **{name: torch.zeros_like(p) for name in MOMENTS}}
+
+
+def training_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """The tensors that training goes on from, by name; they are the model's and the optimizer's own."""
+    state = {f"model.{name}": value for name, value in model.state_dict().items()}
+    for name, p in model.named_parameters():
+        if p in optimizer.state:
+            state |= {f"{moment}.{name}": optimizer.state[p][moment] for moment in MOMENTS}
+    return state
+
+
+def save(folder: Path, step: int, state: dict[str, Tensor], ranks: Ranks, keep: int) -> None:
+    """Writes a checkpoint, then removes all but the newest `keep`; every rank calls this."""
+    path, partial = folder / f"step-{step:08d}", folder / f".saving-{step:08d}"
+    ranks.first(lambda: _clear(partial))
+    try:
+        with _alone():
+            writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
+            save_distributed(state, storage_writer=writer, no_dist=not dist.is_initialized())
+    except (OSError, CheckpointException) as error:
+        raise OSError(_reason(error)) from None
+    hashes: dict[str, str] = {}
+    for part in ranks.gather(_hashes(partial, ranks)):
+        hashes |= part
+
+    def commit() -> None:
+        with (partial / MARK).open("w", encoding="utf-8") as file:
+            json.dump({"step": step, "num_ranks": ranks.num_ranks, "sha256": hashes}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.rmtree(path, ignore_errors=True)
+        partial.replace(path)
+        _sync_folder(folder)
+        for old in _steps(folder)[:-keep]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    ranks.first(commit)
+
+
+def newest(folder: Path, ranks: Ranks) -> tuple[Checkpoint | None, list[str]]:
+    """The newest whole checkpoint, and a sentence about each newer one that is damaged."""
+    complaints: list[str] = []
+    for path in reversed(ranks.first(lambda: _steps(folder))):
+        problem = _damage(path, ranks)
+        if problem is None:
+            return Checkpoint(path, int(path.name.rpartition("-")[2])), complaints
+        complaints.append(f"{path} is damaged ({problem}) and was passed over.")
+    return None, complaints
+
+
+def load(checkpoint: Checkpoint, state: dict[str, Tensor]) -> None:
+    """Fills the tensors of `state` in place; every rank calls this."""
+    reader = HuggingFaceStorageReader(str(checkpoint.path))
+    try:
+        with _alone():
+            load_distributed(state, storage_reader=reader, no_dist=not dist.is_initialized())
+    except (ValueError, RuntimeError, CheckpointException) as error:
+        raise ValueError(f"{checkpoint.path} does not fit this run: {_reason(error)}.") from None
+
+
+def _steps(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("step-*") if path.is_dir())
+
+
+def _clear(partial: Path) -> None:
+    """Removes what an earlier process may have left half done, here and of other steps."""
+    for path in partial.parent.glob(".saving-*"):
+        shutil.rmtree(path, ignore_errors=True)
+    partial.mkdir(parents=True)
+
+
+def _hashes(path: Path, ranks: Ranks) -> dict[str, str]:
+    """This rank's share of the files, hashed."""
+    names = sorted(file.name for file in path.glob("*.safetensors"))[ranks.rank :: ranks.num_ranks]
+    return {name: _sha256(path / name) for name in names}
+
+
+def _damage(path: Path, ranks: Ranks) -> str | None:
+    """What is wrong with a checkpoint, if anything; ranks share the hashing."""
+    content = ranks.first(lambda: _read_mark(path))
+    if content is None:
+        return f"{MARK} is missing or not whole"
+    found: dict[str, str] = {}
+    for part in ranks.gather(_hashes(path, ranks)):
+        found |= part
+    for name, expected in content.items():
+        if name not in found:
+            return f"{name} is missing"
+        if found[name] != expected:
+            return f"{name} has changed"
+    return None
+
+
+def _read_mark(path: Path) -> dict[str, str] | None:
+    try:
+        content: Any = json.loads((path / MARK).read_text(encoding="utf-8"))["sha256"]
+        return dict(content)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Without the warning that a single process is a single process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause in words, without torch's list of ranks and tracebacks."""
+    failures = getattr(error, "failures", None)
+    if failures:
+        return _reason(next(iter(failures.values()))[0])
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__

@@ -1,0 +1,170 @@
+"""What decides a run's result (Recipe) and how a machine carries it out (Setup)."""
+
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import PurePath
+from typing import Any, Literal
+
+from lerope.model.accounting import plan
+from lerope.model.attention import Backend
+from lerope.model.config import ModelConfig, rung
+from lerope.rotary.frequencies import check_choice, check_count, check_number
+from lerope.train.schedule import Schedule
+
+Precision = Literal["bf16", "float32"]
+Parallel = Literal["ddp", "fsdp", "hybrid"]
+Tracker = Literal["tensorboard", "wandb", "trackio"]
+
+# The paper's learning rates, 2^(-index / 2). Below its ladder the index falls with 1 / parameters, as the paper's own
+# sweep does: 10 for 19M and demo, whose blocks are the same.
+LEARNING_RATE_INDEX = {"demo": 10, "19M": 10, "52M": 13, "217M": 17, "608M": 20, "1.34B": 22, "2.52B": 23}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything a run's result depends on, besides its data; two runs are a pair if one field differs."""
+
+    rung: str
+    model: ModelConfig
+    encoding: str
+    seed: int
+    row_length: int
+    batch_tokens: int
+    steps: int
+    learning_rate: float
+    frequency_learning_rate: float
+    schedule: Schedule
+    warmup_steps: int
+    weight_decay: float
+    """Sum over a run of the independent decay before the schedule: each step takes gamma * weight_decay / steps."""
+    betas: tuple[float, float]
+    eps: float
+    max_norm: float
+    """Gradients are clipped to this norm."""
+    frequency_max_norm: float
+    """The frequencies' gradients are clipped on their own, to this norm."""
+    precision: Precision
+    validation_tokens: int
+    """Validation reads whole documents up to the one that reaches this many tokens."""
+
+    def __post_init__(self) -> None:
+        counts = ("row_length", "batch_tokens", "steps", "validation_tokens")
+        for field in counts:
+            check_count(field, getattr(self, field))
+        check_choice("schedule", self.schedule, Schedule)
+        check_choice("precision", self.precision, Precision)
+        for field in ("learning_rate", "frequency_learning_rate", "max_norm", "frequency_max_norm", "eps"):
+            if not check_number(field, getattr(self, field)) > 0:
+                raise ValueError(f"{field} must be positive; got {getattr(self, field)!r}.")
+        if not check_number("weight_decay", self.weight_decay) >= 0:
+            raise ValueError(f"weight_decay must be 0 or more; got {self.weight_decay!r}.")
+        if len(self.betas) != 2 or not all(0 <= check_number("betas", beta) < 1 for beta in self.betas):
+            raise ValueError(f"betas must be two numbers from 0 to below 1; got {self.betas!r}.")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"seed must be a whole number from 0 to below 2^63; got {self.seed!r}.")
+        if self.batch_tokens % self.row_length:
+            raise ValueError(
+                f"batch_tokens must hold whole rows of {self.row_length:,} tokens; got {self.batch_tokens:,}."
+            )
+        if not 0 <= self.warmup_steps < self.steps:
+            raise ValueError(f"warmup_steps must be from 0 to below steps = {self.steps:,}; got {self.warmup_steps:,}.")
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows in one step, over all ranks."""
+        return self.batch_tokens // self.row_length
+
+    @property
+    def torch_weight_decay(self) -> float:
+        """AdamW's weight_decay, which torch multiplies by the learning rate: the independent decay undone by it."""
+        return self.weight_decay / (self.steps * self.learning_rate)
+
+    @property
+    def name(self) -> str:
+        """What a run directory is called: rung, encoding, seed."""
+        name, *options = self.encoding.split(",")
+        label = f"frozen-{PurePath(name).stem}" if name.endswith(".json") else name.rpartition(":")[2]
+        extras = [f"{key}{value}" for key, _, value in (option.partition("=") for option in options)]
+        return "-".join([self.rung, label, *extras, str(self.seed)])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**asdict(self), "betas": list(self.betas)}
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> "Recipe":
+        """The inverse of `as_dict`."""
+        content = {**content, "model": ModelConfig(**content["model"]), "betas": tuple(content["betas"])}
+        return cls(**content)
+
+
+def recipe(
+    name: str, encoding: str = "lerope", seed: int = 42, precision: Precision = "bf16", **changes: Any
+) -> Recipe:
+    """The paper's recipe for a rung, with any fields changed; `vocab_size` and `activation` change the model.
+
+    Steps follow from 20 tokens a parameter; warm-up is 1,000 steps and at most a seventh of the run.
+    """
+    model = rung(name)
+    model = replace(model, **{k: changes.pop(k) for k in ("vocab_size", "activation") if k in changes})
+    known = {field.name for field in fields(Recipe)}
+    for field in changes:
+        if field not in known:
+            raise ValueError(f"{field} is not a field of a recipe; those are {', '.join(sorted(known))}.")
+    row_length = changes.get("row_length", 2048)
+    batch_tokens = changes.get("batch_tokens", 131_072)
+    steps = changes.get("steps") or plan(model, row_length, batch_tokens).steps
+    learning_rate = changes.get("learning_rate", 2 ** (-LEARNING_RATE_INDEX[name] / 2))
+    defaults: dict[str, Any] = {
+        "row_length": row_length,
+        "batch_tokens": batch_tokens,
+        "steps": steps,
+        "learning_rate": learning_rate,
+        "frequency_learning_rate": learning_rate,
+        "schedule": "cosine",
+        "warmup_steps": min(1000, steps // 7),
+        "weight_decay": 8.0,
+        "betas": (0.9, 0.95),
+        "eps": 1e-8,
+        "max_norm": 1.0,
+        "frequency_max_norm": 1.0,
+        "validation_tokens": 1 << 20,
+    }
+    fixed: dict[str, Any] = {"rung": name, "model": model, "encoding": encoding, "seed": seed, "precision": precision}
+    return Recipe(**fixed, **{**defaults, **changes})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """How a machine carries a recipe out. May differ from one start of a run to the next."""
+
+    device: str | None = None
+    """Where to train, for example cuda or cpu; a GPU if there is one."""
+    parallel: Parallel = "ddp"
+    """How several ranks share the work: ddp copies the model, fsdp shards it, hybrid shards it within a node."""
+    micro_batch_rows: int | None = None
+    """Rows that go through the model at once on each rank; as many as fit unless given."""
+    recompute: bool = False
+    """Activation checkpointing: less memory, about a third more compute."""
+    compile: bool | None = None
+    """Compile each block with torch.compile; on CUDA unless given."""
+    attention: Backend | None = None
+    """How to attend; the fastest that can run unless given."""
+    checkpoint_steps: int = 1000
+    """Steps between checkpoints."""
+    keep_checkpoints: int = 2
+    """How many checkpoints stay; the newest ones."""
+    validation_steps: int = 500
+    """Steps between validations; the last step is always validated."""
+    frequency_steps: int = 10
+    """Steps between records of the frequencies."""
+    trackers: tuple[Tracker, ...] = ()
+    """Where to send metrics besides metrics.jsonl: tensorboard, wandb, trackio."""
+
+    def __post_init__(self) -> None:
+        for field in ("checkpoint_steps", "keep_checkpoints", "validation_steps", "frequency_steps"):
+            check_count(field, getattr(self, field))
+        if self.micro_batch_rows is not None:
+            check_count("micro_batch_rows", self.micro_batch_rows)
+        check_choice("parallel", self.parallel, Parallel)
+        for tracker in self.trackers:
+            check_choice("trackers", tracker, Tracker)

@@ -1,0 +1,235 @@
+"""`lerope train` from start to end: ranks, data, run directory, plan, loop, finished model."""
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from lerope.data.loader import Loader
+from lerope.data.shards import Corpus
+from lerope.model import accounting, gpus
+from lerope.model.saved import save_model
+from lerope.model.spec import build_encoding
+from lerope.train.config import Recipe, Setup
+from lerope.train.metrics import Display, Records, readable
+from lerope.train.parallel import Ranks, start_ranks
+from lerope.train.rundir import METRICS, RunDirectory, provenance, read_records
+from lerope.train.trainer import Trainer, last_validation_loss
+
+# Tokens that go through the model at once on a CPU: more gain nothing there.
+_CPU_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call of `train` ended."""
+
+    path: Path
+    step: int
+    finished: bool
+    validation_loss: float | None
+    stopped_by: int | None
+    """The signal that asked the run to stop, if one did."""
+
+
+def train(recipe: Recipe, data: str | os.PathLike[str], out: Path | None = None, setup: Setup | None = None) -> Outcome:
+    """Starts a run, or goes on with it if its directory is there; returns when it is finished or was asked to stop.
+
+    Args:
+        recipe: what to train; see `lerope.train.config.recipe`.
+        data: a folder that `lerope data prepare` wrote.
+        out: the run directory; runs/RUNG-ENCODING-SEED unless given.
+        setup: how this machine should do it.
+    """
+    setup = setup or Setup()
+    ranks = start_ranks(setup.device)
+    run = RunDirectory(out or Path("runs") / recipe.name)
+    ranks.first(lambda: check_corpus(data, recipe))
+    corpus = Corpus(data, verify=False)
+    encoding = build_encoding(recipe.encoding, recipe.model)
+    loader = Loader(corpus.train, recipe.row_length, recipe.batch_rows, recipe.seed, ranks.rank, ranks.num_ranks)
+    micro_batch_rows = _micro_batch_rows(recipe, setup, ranks)
+    identity = {
+        "recipe": recipe.as_dict(),
+        "data": corpus.manifest.fingerprint(),
+        "initial_frequencies": encoding.artifact().fingerprint(),
+    }
+    start = {
+        **provenance(),
+        "command": resume_command(),
+        "data": str(data),
+        "setup": asdict(setup),
+        "num_ranks": ranks.num_ranks,
+        "device": str(ranks.device),
+        "micro_batch_rows": micro_batch_rows,
+    }
+    ranks.first(run.hold)
+    try:
+        if ranks.first(lambda: run.open(identity, start)):
+            _say(ranks, f"{run.path} is finished: validation loss {last_validation_loss(run):.4f}.")
+            return Outcome(run.path, recipe.steps, True, last_validation_loss(run), None)
+        peak = gpus.peak_flops(torch.cuda.get_device_name()) if ranks.device.type == "cuda" else None
+        trainer = Trainer(recipe, setup, corpus, loader, encoding, run, ranks, micro_batch_rows, peak)
+        _say(ranks, describe(recipe, corpus, ranks, micro_batch_rows, setup))
+        return _carry_out(trainer, recipe, run, ranks)
+    finally:
+        if ranks.is_main:
+            run.release()
+
+
+def _carry_out(trainer: Trainer, recipe: Recipe, run: RunDirectory, ranks: Ranks) -> Outcome:
+    first, complaints = trainer.resume()
+    for complaint in complaints:
+        _say(ranks, f"warning: {complaint}")
+    if first:
+        _say(ranks, f"going on from step {first:,}")
+    records = display = None
+    if ranks.is_main:
+        records = Records(run.path, trainer.setup.trackers, recipe.name, recipe.as_dict())
+        display = Display(recipe.steps)
+    try:
+        with _signals(trainer) as caught:
+            step = trainer.train(first, records, display)
+    except OSError as error:
+        raise ValueError(
+            f"{run.path} cannot be written to ({error.strerror or error}): training stopped, the last checkpoint is "
+            f"whole; make room, then go on with: {resume_command()}"
+        ) from None
+    finally:
+        if display is not None:
+            display.close()
+        if records is not None:
+            records.close()
+    loss = ranks.first(lambda: last_validation_loss(run))
+    if step < recipe.steps:
+        _say(ranks, f"stopped at step {step:,} with a checkpoint; go on with:\n  {resume_command()}")
+        return Outcome(run.path, step, False, loss, caught[0] if caught else signal.SIGTERM)
+    weights = trainer.weights()
+    frequencies = trainer.model.encoding.artifact(recipe.row_length)
+
+    def finish() -> None:
+        save_model(run.model, recipe.model, weights, frequencies, trainer.corpus.tokenizer_path)
+        run.write("results/training.json", _summary(run, recipe))
+        run.finish()
+
+    ranks.first(finish)
+    _say(ranks, f"{run.path} is finished: validation loss {loss:.4f}.")
+    return Outcome(run.path, step, True, loss, None)
+
+
+def check_corpus(data: str | os.PathLike[str], recipe: Recipe) -> None:
+    """Raises unless the data is whole and made for a model of this recipe."""
+    corpus = Corpus(data)
+    found, wanted = corpus.manifest.vocab_size, recipe.model.vocab_size
+    if found != wanted:
+        raise ValueError(
+            f"{data} has a vocabulary of {found:,}, but {recipe.rung} is a model for {wanted:,}; train with "
+            f"--vocab-size {found}, or prepare the data with --vocab-size {wanted}."
+        )
+
+
+def describe(recipe: Recipe, corpus: Corpus, ranks: Ranks, micro_batch_rows: int, setup: Setup) -> str:
+    """The plan of a run in a few lines."""
+    model, split = recipe.model, corpus.manifest.splits["train"]
+    tokens = recipe.steps * recipe.batch_tokens
+    micro_batches = recipe.batch_rows // ranks.num_ranks // micro_batch_rows
+    flops = accounting.flops_per_token(model, recipe.row_length) * tokens
+    where = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "CPU"
+    shared = f"{ranks.num_ranks} x {where}, {setup.parallel}" if ranks.num_ranks > 1 else where
+    lines = {
+        "run": f"{recipe.name}: {model.num_layers} layers, width {model.width}, {model.num_heads} heads, "
+        f"{readable(accounting.total_parameters(model))} parameters",
+        "data": f"{readable(split.num_tokens)} tokens in {split.num_documents:,} documents, "
+        f"{tokens / split.num_tokens:.2f} epochs, unigram entropy {split.unigram_entropy:.3f} nats",
+        "batch": f"{recipe.batch_rows} rows of {recipe.row_length:,} tokens: on each of {ranks.num_ranks} ranks "
+        f"{micro_batch_rows} at a time, {micro_batches} times",
+        "steps": f"{recipe.steps:,} steps, {readable(tokens)} tokens, {flops:.2e} FLOPs",
+        "recipe": f"{recipe.schedule}, warm-up {recipe.warmup_steps:,}, learning rate {recipe.learning_rate:.3e}, "
+        f"weight decay {recipe.torch_weight_decay:.4f} (torch), {recipe.precision}",
+        "device": shared,
+    }
+    return "\n".join(f"{name:>7}  {text}" for name, text in lines.items())
+
+
+def resume_command() -> str:
+    """The command that started this process, to be given again."""
+    args = sys.argv[1:]
+    if not dist.is_initialized():
+        return shlex.join(["lerope", *args])
+    nodes = max(1, int(os.environ["WORLD_SIZE"]) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    launch = ["torchrun", f"--nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', '1')}"]
+    launch += [f"--nnodes={nodes}"] if nodes > 1 else []
+    return shlex.join([*launch, "-m", "lerope", *args])
+
+
+def _micro_batch_rows(recipe: Recipe, setup: Setup, ranks: Ranks) -> int:
+    rows = recipe.batch_rows // ranks.num_ranks
+    if setup.micro_batch_rows is not None:
+        if rows % setup.micro_batch_rows:
+            raise ValueError(
+                f"micro_batch_rows must divide the {rows} rows of each rank; got {setup.micro_batch_rows}."
+            )
+        return setup.micro_batch_rows
+    if ranks.device.type == "cpu":
+        return max(n for n in range(1, rows + 1) if rows % n == 0 and (n == 1 or n * recipe.row_length <= _CPU_TOKENS))
+    return accounting.micro_batch_rows(
+        recipe.model,
+        row_length=recipe.row_length,
+        rows_per_rank=rows,
+        memory_bytes=torch.cuda.get_device_properties(ranks.device).total_memory,
+        num_gpus=ranks.num_ranks,
+        gpus_per_node=ranks.ranks_per_node,
+        parallel=setup.parallel,
+        precision=recipe.precision,
+        checkpointing=setup.recompute,
+    )
+
+
+@contextmanager
+def _signals(trainer: Trainer) -> Iterator[list[int]]:
+    """The first SIGINT, SIGTERM or SIGUSR2 asks the trainer to stop after the step at hand; a second SIGINT ends it."""
+    caught: list[int] = []
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and signal.SIGINT in caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+        trainer.stop_asked = True
+
+    kinds = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+    before = {kind: signal.signal(kind, ask) for kind in kinds}
+    try:
+        yield caught
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+def _summary(run: RunDirectory, recipe: Recipe) -> dict[str, object]:
+    """What `results/training.json` says."""
+    steps = [record for record in read_records(run.path / METRICS) if "loss" in record]
+    seconds = sum(record["seconds"] for record in steps)
+    return {
+        "kind": "training",
+        "steps": recipe.steps,
+        "tokens": recipe.steps * recipe.batch_tokens,
+        "loss": steps[-1]["loss"],
+        "validation_loss": last_validation_loss(run),
+        "seconds": seconds,
+        "wait_share": sum(record["wait_seconds"] for record in steps) / seconds,
+        "peak_memory_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+        "provenance": provenance(),
+    }
+
+
+def _say(ranks: Ranks, text: str) -> None:
+    if ranks.is_main:
+        print(text, flush=True)

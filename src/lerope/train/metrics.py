@@ -1,0 +1,183 @@
+"""Records of a run: always as lines of JSON, on request in a tracker, and as a line that people watch."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from lerope.train.config import Tracker
+from lerope.train.rundir import FREQUENCIES, METRICS
+
+
+class Records:
+    """Appends to metrics.jsonl and frequencies.jsonl, and passes metrics on to trackers."""
+
+    def __init__(self, path: Path, trackers: tuple[Tracker, ...], name: str, config: dict[str, Any]) -> None:
+        self._files = {kind: (path / kind).open("a", encoding="utf-8") for kind in (METRICS, FREQUENCIES)}
+        self._sinks = [_SINKS[tracker](path, name, config) for tracker in trackers]
+
+    def metrics(self, record: dict[str, Any]) -> None:
+        """One line of metrics; `step` counts finished steps."""
+        self._append(METRICS, record)
+        values = {key: value for key, value in record.items() if key != "step" and value is not None}
+        for sink in self._sinks:
+            sink.log(values, record["step"])
+
+    def frequencies(self, record: dict[str, Any]) -> None:
+        """One line of frequencies."""
+        self._append(FREQUENCIES, record)
+
+    def sync(self) -> None:
+        """Returns when everything has reached the disk."""
+        for file in self._files.values():
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """Closes files and trackers."""
+        for file in self._files.values():
+            file.close()
+        for sink in self._sinks:
+            sink.close()
+
+    def _append(self, kind: str, record: dict[str, Any]) -> None:
+        file = self._files[kind]
+        file.write(json.dumps(record) + "\n")
+        file.flush()
+
+
+class Sink(Protocol):
+    """What a tracker has to do."""
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Takes the metrics of a step."""
+
+    def close(self) -> None:
+        """Says that the run has ended."""
+
+
+class _TensorBoard:
+    def __init__(self, path: Path, name: str, config: dict[str, Any]) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise _missing("tensorboard") from None
+        self._writer = SummaryWriter(str(path / "tensorboard"))
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        for key, value in values.items():
+            self._writer.add_scalar(key, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Hosted:
+    """Weights & Biases, and Trackio, which has the same interface."""
+
+    package: str
+
+    def __init__(self, path: Path, name: str, config: dict[str, Any]) -> None:
+        try:
+            module = __import__(self.package)
+        except ImportError:
+            raise _missing(self.package) from None
+        self._run = module.init(project="lerope", name=name, config=config)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _WandB(_Hosted):
+    package = "wandb"
+
+
+class _Trackio(_Hosted):
+    package = "trackio"
+
+
+_SINKS: dict[str, Any] = {"tensorboard": _TensorBoard, "wandb": _WandB, "trackio": _Trackio}
+
+
+def _missing(package: str) -> ValueError:
+    return ValueError(f"trackers: {package} is not installed; pip install 'lerope[{package}]', or leave it out.")
+
+
+class Display:
+    """A live line on a terminal; elsewhere a plain line every few seconds."""
+
+    def __init__(self, steps: int, interval_s: float = 10.0) -> None:
+        self.steps, self.interval_s = steps, interval_s
+        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self._live = (
+            Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
+        )
+        self._shown = time.monotonic()
+        self._text = ""
+        if self._live:
+            self._live.start()
+
+    def show(self, record: dict[str, Any]) -> None:
+        """Shows the newest metrics."""
+        self._text = _line(record, self.steps)
+        if self._live:
+            self._live.update(Text(self._text, no_wrap=True, overflow="ellipsis"), refresh=True)
+        elif time.monotonic() - self._shown >= self.interval_s:
+            self.say(self._text)
+
+    def say(self, text: str) -> None:
+        """Prints a line that stays."""
+        self.console.print(text, markup=False)
+        self._shown = time.monotonic()
+
+    def close(self) -> None:
+        """Leaves the newest metrics on the screen."""
+        if self._live:
+            self._live.stop()
+        if self._text:
+            self.say(self._text)
+
+
+def _line(record: dict[str, Any], steps: int) -> str:
+    parts = [
+        f"step {record['step']:,}/{steps:,}",
+        f"loss {record['loss']:.4f}",
+        f"lr {record['learning_rate']:.2e}",
+        f"norm {record['gradient_norm']:.2f}",
+    ]
+    if record["frequency_gradient_norm"] is not None:
+        parts.append(f"frequencies' {record['frequency_gradient_norm']:.3f}")
+    parts.append(f"{readable(record['tokens_per_second'])} tok/s")
+    if record["share_of_peak"] is not None:
+        parts.append(f"{record['share_of_peak']:.0%} of peak")
+    parts.append(f"{duration(record['seconds_left'])} left")
+    return "  ".join(parts)
+
+
+def readable(value: float) -> str:
+    """A number with three digits and a unit: 1.43M."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """A time in its two largest units: 3h 12m."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    days, h = divmod(hours, 24)
+    if days:
+        return f"{days}d {h}h"
+    if hours:
+        return f"{hours}h {m:02d}m"
+    return f"{m}m {s:02d}s" if minutes else f"{s}s"

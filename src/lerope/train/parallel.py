@@ -1,0 +1,141 @@
+"""Ranks, and how they share a model: torch's process groups, DDP and FSDP2, started by torchrun or not at all."""
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lerope.model.config import ModelConfig
+from lerope.model.init import init_weights
+from lerope.model.transformer import Transformer
+from lerope.rotary.encodings import Encoding
+from lerope.train.config import Parallel, Setup
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that train together."""
+
+    rank: int
+    num_ranks: int
+    ranks_per_node: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files and talks to people."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over ranks, in place."""
+        if dist.is_initialized():
+            dist.all_reduce(values)
+        return values
+
+    def gather(self, value: Result) -> list[Result]:
+        """Every rank's value, in order, on every rank."""
+        if not dist.is_initialized():
+            return [value]
+        values: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(values, value)
+        return values
+
+    def first(self, function: Callable[[], Result]) -> Result:
+        """What the main rank's call returns, on every rank; what goes wrong there is raised on every rank."""
+        result: Any = None
+        problem: str | None = None
+        if self.is_main:
+            try:
+                result = function()
+            except (ValueError, OSError) as error:
+                if not dist.is_initialized():
+                    raise
+                problem = str(error)
+        if dist.is_initialized():
+            box = [(result, problem)]
+            dist.broadcast_object_list(box, src=0)
+            result, problem = box[0]
+        if problem is not None:
+            raise ValueError(problem)
+        shared: Result = result
+        return shared
+
+
+def start_ranks(device: str | None) -> Ranks:
+    """Joins the other processes if torchrun started this one, and takes a device."""
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(kind)
+    except RuntimeError:
+        raise ValueError(f"device must be cpu, cuda or cuda:N; got {device!r}.") from None
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device must be one that is there; got {device!r}, and torch sees no CUDA device: use cpu.")
+    if chosen.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be cpu, cuda or cuda:N; got {device!r}.")
+    if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
+        return Ranks(0, 1, 1, chosen)
+    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if chosen.type == "cuda":
+        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(chosen)
+    if not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
+    return Ranks(rank, num_ranks, int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks)), chosen)
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A model with its initial weights, and the module through which this rank runs it."""
+
+    model: Transformer
+    module: nn.Module
+
+    def sync(self, last: bool) -> AbstractContextManager[Any]:
+        """Around a micro-batch: DDP adds ranks' gradients up after the last one, FSDP2 after each to save memory."""
+        if last or not isinstance(self.module, nn.parallel.DistributedDataParallel):
+            return nullcontext()
+        return self.module.no_sync()
+
+
+def build(config: ModelConfig, encoding: Encoding, seed: int, setup: Setup, ranks: Ranks) -> Replica:
+    """Builds the model without memory, shards it, gives each rank its part, and fills it from the seed."""
+    with torch.device("meta"):
+        model = Transformer(config, encoding)
+    model.recompute = setup.recompute
+    if setup.compile if setup.compile is not None else ranks.device.type == "cuda":
+        for block in model.blocks:
+            block.compile()
+    sharded = ranks.num_ranks > 1 and setup.parallel != "ddp"
+    if sharded:
+        _shard(model, setup.parallel, ranks)
+    model.to_empty(device=ranks.device)
+    init_weights(model, seed)
+    if ranks.num_ranks == 1 or sharded:
+        return Replica(model, model)
+    devices = [ranks.device.index] if ranks.device.type == "cuda" else None
+    return Replica(model, nn.parallel.DistributedDataParallel(model, device_ids=devices))
+
+
+def _shard(model: Transformer, parallel: Parallel, ranks: Ranks) -> None:
+    """FSDP2 over all ranks, or over those of a node with copies across nodes.
+
+    Parameters travel in float32: ranks then compute exactly what one process would, gains and frequencies included.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    kind, per_node = ranks.device.type, ranks.ranks_per_node
+    if parallel == "hybrid":
+        shape = (ranks.num_ranks // per_node, per_node)
+        mesh = init_device_mesh(kind, shape, mesh_dim_names=("copy", "shard"))
+    else:
+        mesh = init_device_mesh(kind, (ranks.num_ranks,), mesh_dim_names=("shard",))
+    for module in (model.encoding, *model.blocks, model.head, model):
+        fully_shard(module, mesh=mesh)

@@ -1,0 +1,256 @@
+"""The training loop: batches in, records and checkpoints out, a stop at any step and an exact way on."""
+
+import math
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lerope.data.loader import Batch, Loader, assemble, validation_batches
+from lerope.data.shards import Corpus
+from lerope.model.accounting import flops_per_token
+from lerope.rotary.encodings import Encoding
+from lerope.rotary.optim import clip_grad_norm_, frequency_parameters, param_groups
+from lerope.train import checkpoint
+from lerope.train.config import Recipe, Setup
+from lerope.train.metrics import Display, Records
+from lerope.train.parallel import Ranks, build
+from lerope.train.rundir import METRICS, RunDirectory, read_records
+from lerope.train.schedule import factor
+
+
+@dataclass(frozen=True)
+class Started:
+    """A step whose numbers may still be on their way from the device."""
+
+    step: int
+    """Steps finished once this one is."""
+    numbers: Tensor
+    """On the CPU once `arrived`: loss of all targets, ranks that were asked to stop, norms of model and frequencies."""
+    arrived: torch.cuda.Event | None
+    num_targets: int
+    learning_rate: float
+    wait_s: float
+
+
+class Trainer:
+    """One run on this rank."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        setup: Setup,
+        corpus: Corpus,
+        loader: Loader,
+        encoding: Encoding,
+        run: RunDirectory,
+        ranks: Ranks,
+        micro_batch_rows: int,
+        peak_flops: float | None = None,
+    ) -> None:
+        """Builds the model and its optimizer.
+
+        Args:
+            micro_batch_rows: rows that go through the model at once.
+            peak_flops: what this kind of device can do at most, if that is known.
+        """
+        self.recipe, self.setup, self.corpus, self.loader = recipe, setup, corpus, loader
+        self.run, self.ranks, self.micro_batch_rows, self.peak_flops = run, ranks, micro_batch_rows, peak_flops
+        self.stop_asked = False
+        """Set this at any time, on any rank: the run saves a checkpoint after the step at hand and ends."""
+        self.replica = build(recipe.model, encoding, recipe.seed, setup, ranks)
+        self.model = self.replica.model
+        self.learns = bool(frequency_parameters(self.model))
+        rates = (recipe.learning_rate, recipe.torch_weight_decay, recipe.frequency_learning_rate)
+        groups = [{**group, "peak": group["lr"]} for group in param_groups(self.model, *rates)]
+        self.optimizer = torch.optim.AdamW(groups, betas=recipe.betas, eps=recipe.eps, fused=True)
+        checkpoint.prepare_moments(self.optimizer, 0)
+        limits = (recipe.row_length, micro_batch_rows, recipe.validation_tokens)
+        self.validation = validation_batches(corpus.validation, *limits, ranks.rank, ranks.num_ranks)
+
+    def resume(self) -> tuple[int, list[str]]:
+        """Goes to the newest whole checkpoint: the steps it has, 0 without one, and a word on each damaged one."""
+        found, complaints = checkpoint.newest(self.run.checkpoints, self.ranks)
+        step = 0 if found is None else found.step
+        if found is not None:
+            checkpoint.prepare_moments(self.optimizer, step)
+            checkpoint.load(found, checkpoint.training_state(self.model, self.optimizer))
+        if self.ranks.is_main:
+            self.run.rewind(-1 if found is None else step)
+        return step, complaints
+
+    def train(self, start: int, records: Records | None, display: Display | None) -> int:
+        """Trains from step `start` until the end of the recipe, or until asked to stop; the steps done by then.
+
+        Args:
+            start: what `resume` returned.
+            records, display: the main rank's; None elsewhere.
+        """
+        self.records, self.display = records, display
+        recipe, setup = self.recipe, self.setup
+        if start == 0:
+            self._record_frequencies(0)
+        pending: Started | None = None
+        stopping = False
+        self._clock = time.perf_counter()
+        self._rate = 0.0
+        batches = self.loader.ahead(start, recipe.steps)
+        step = start
+        while step < recipe.steps and not stopping:
+            pending, before = self._step(step, batches), pending
+            step = pending.step
+            # A GPU works on this step while the host reads the numbers of the one before.
+            stopping = self._report(before)
+            validate = step % setup.validation_steps == 0 or step == recipe.steps
+            record = self.learns and (step % setup.frequency_steps == 0 or step == recipe.steps)
+            save = step % setup.checkpoint_steps == 0 or step == recipe.steps or stopping
+            if validate or record or save or pending.arrived is None:
+                stopping |= self._report(pending)
+                pending = None
+            if record:
+                self._record_frequencies(step)
+            if validate:
+                self._validate(step)
+            if save or stopping:
+                self._save(step)
+        batches.close()
+        return step
+
+    def weights(self) -> dict[str, Tensor]:
+        """The whole weights on the CPU, by name, on the main rank; nothing elsewhere. Every rank calls this."""
+        found: dict[str, Tensor] = {}
+        for name, value in self.model.state_dict().items():
+            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+            if self.ranks.is_main:
+                found[name] = whole.detach().cpu()
+        return found
+
+    def _step(self, step: int, batches: Any) -> Started:
+        recipe, ranks = self.recipe, self.ranks
+        asked = time.perf_counter()
+        batch, num_targets = next(batches)
+        wait_s = time.perf_counter() - asked
+        gamma = factor(recipe.schedule, step, recipe.steps, recipe.warmup_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak"] * gamma
+        self.optimizer.zero_grad(set_to_none=True)
+        sums = torch.zeros(2, dtype=torch.float64, device=ranks.device)
+        starts = range(0, len(batch.tokens), self.micro_batch_rows)
+        for first in starts:
+            with self.replica.sync(first == starts[-1]):
+                loss = self._loss(_part(batch, first, self.micro_batch_rows))
+                # Ranks' gradients are averaged, so that this gives the mean over all targets of the batch.
+                (loss * (ranks.num_ranks / num_targets)).backward()
+            sums[0] += loss.detach()
+        norms = clip_grad_norm_(self.model, recipe.max_norm, recipe.frequency_max_norm)
+        self.optimizer.step()
+        sums[1] = float(self.stop_asked)
+        numbers = torch.stack([*ranks.sum(sums).unbind(), *(norm.to(sums) for norm in norms)])
+        arrived = None
+        if ranks.device.type == "cuda":
+            numbers, arrived = numbers.to("cpu", non_blocking=True), torch.cuda.Event()
+            arrived.record()
+        return Started(step + 1, numbers, arrived, num_targets, recipe.learning_rate * gamma, wait_s)
+
+    def _loss(self, batch: Batch) -> Tensor:
+        """The sum of a batch's losses."""
+        fields = ("tokens", "targets", "positions", "document_ids", "centres")
+        inputs = {field: self._on_device(getattr(batch, field)) for field in fields}
+        with self._autocast():
+            loss: Tensor = self.replica.module(**inputs, backend=self.setup.attention)
+        return loss
+
+    def _on_device(self, array: Any) -> Tensor:
+        tensor = torch.from_numpy(array)
+        if self.ranks.device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self.ranks.device, non_blocking=True)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.recipe.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.ranks.device.type, torch.bfloat16)
+
+    def _report(self, started: Started | None) -> bool:
+        """Records a step, and says whether any rank was asked to stop."""
+        if started is None:
+            return False
+        if started.arrived is not None:
+            started.arrived.synchronize()
+        total, stops, norm, frequency_norm = started.numbers.tolist()
+        loss = total / started.num_targets
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now
+        tokens = self.recipe.batch_tokens
+        # A moving average, so that the time left does not jump.
+        self._rate = tokens / seconds if self._rate == 0 else 0.9 * self._rate + 0.1 * tokens / seconds
+        flops = flops_per_token(self.recipe.model, self.recipe.row_length) * tokens / seconds
+        share = None if self.peak_flops is None else flops / (self.peak_flops * self.ranks.num_ranks)
+        record = {
+            "step": started.step,
+            "tokens": started.step * tokens,
+            "loss": loss,
+            "learning_rate": started.learning_rate,
+            "gradient_norm": norm,
+            "frequency_gradient_norm": frequency_norm if self.learns else None,
+            "seconds": seconds,
+            "wait_seconds": started.wait_s,
+            "tokens_per_second": tokens / seconds,
+            "share_of_peak": share,
+        }
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            raise ValueError(
+                f"loss is {loss} and the gradient's norm {norm} at step {started.step:,}: training "
+                "has diverged; lower learning_rate in a new run, the last checkpoint is whole."
+            )
+        if self.records is not None:
+            self.records.metrics(record)
+        if self.display is not None:
+            left = (self.recipe.steps - started.step) * tokens / self._rate
+            self.display.show({**record, "tokens_per_second": self._rate, "seconds_left": left})
+        return bool(stops > 0)
+
+    def _record_frequencies(self, step: int) -> None:
+        artifact = self.model.encoding.artifact()  # FSDP2 gathers, so every rank takes part
+        if self.records is not None:
+            self.records.frequencies(
+                {"step": step, "log_scales": artifact.log_scales, "frequencies": artifact.frequencies}
+            )
+
+    @torch.no_grad()
+    def _validate(self, step: int) -> None:
+        sums = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
+        for rows in self.validation:
+            batch = assemble(self.corpus.validation, rows, self.recipe.row_length)
+            sums[0] += self._loss(batch)
+            sums[1] += batch.num_targets
+        total, count = self.ranks.sum(sums).tolist()
+        if self.records is not None:
+            self.records.metrics({"step": step, "validation_loss": total / count, "validation_tokens": int(count)})
+        if self.display is not None:
+            self.display.say(f"step {step:,}/{self.recipe.steps:,}  validation loss {total / count:.4f}")
+        self._clock = time.perf_counter()
+
+    def _save(self, step: int) -> None:
+        if self.records is not None:
+            self.records.sync()
+        state = checkpoint.training_state(self.model, self.optimizer)
+        checkpoint.save(self.run.checkpoints, step, state, self.ranks, self.setup.keep_checkpoints)
+        self._clock = time.perf_counter()
+
+
+def _part(batch: Batch, first: int, count: int) -> Batch:
+    """Rows first to first + count."""
+    here = slice(first, first + count)
+    return Batch(
+        batch.tokens[here], batch.targets[here], batch.positions[here], batch.document_ids[here], batch.centres[here]
+    )
+
+
+def last_validation_loss(run: RunDirectory) -> float | None:
+    """The newest validation loss in a run's metrics."""
+    found = [record["validation_loss"] for record in read_records(run.path / METRICS) if "validation_loss" in record]
+    return found[-1] if found else None
