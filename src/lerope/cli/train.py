@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from lerope.model.accounting import Precision
 from lerope.model.config import Activation
-from lerope.train.config import Precision, Setup, recipe
+from lerope.train.config import Setup, recipe
 from lerope.train.schedule import Schedule
 
 if TYPE_CHECKING:

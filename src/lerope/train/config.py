@@ -4,14 +4,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import PurePath
 from typing import Any, Literal
 
-from lerope.model.accounting import plan
+from lerope.model.accounting import Parallel, Precision, plan
 from lerope.model.attention import Backend
 from lerope.model.config import ModelConfig, rung
 from lerope.rotary.frequencies import check_choice, check_count, check_number
 from lerope.train.schedule import Schedule
 
-Precision = Literal["bf16", "float32"]
-Parallel = Literal["ddp", "fsdp", "hybrid"]
 Tracker = Literal["tensorboard", "wandb", "trackio"]
 
 # The paper's learning rates, 2^(-index / 2). Below its ladder the index falls with 1 / parameters, as the paper's own

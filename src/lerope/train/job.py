@@ -189,7 +189,8 @@ def _micro_batch_rows(recipe: Recipe, setup: Setup, ranks: Ranks) -> int:
         gpus_per_node=ranks.ranks_per_node,
         parallel=setup.parallel,
         precision=recipe.precision,
-        checkpointing=setup.recompute,
+        recompute=setup.recompute,
+        compiled=setup.compile is not False,
     )
 
 

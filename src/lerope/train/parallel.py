@@ -10,11 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from lerope.model.accounting import Parallel
 from lerope.model.config import ModelConfig
 from lerope.model.init import init_weights
 from lerope.model.transformer import Transformer
 from lerope.rotary.encodings import Encoding
-from lerope.train.config import Parallel, Setup
+from lerope.train.config import Setup
 
 Result = TypeVar("Result")
 
@@ -120,7 +121,7 @@ def build(config: ModelConfig, encoding: Encoding, seed: int, setup: Setup, rank
     if ranks.num_ranks == 1 or sharded:
         return Replica(model, model)
     devices = [ranks.device.index] if ranks.device.type == "cuda" else None
-    return Replica(model, nn.parallel.DistributedDataParallel(model, device_ids=devices))
+    return Replica(model, nn.parallel.DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True))
 
 
 def _shard(model: Transformer, parallel: Parallel, ranks: Ranks) -> None:

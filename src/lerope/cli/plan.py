@@ -1,0 +1,363 @@
+"""lerope plan: what runs cost before any of it is spent."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from json import dumps
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from lerope.model.accounting import (
+    BATCH_TOKENS,
+    USABLE_MEMORY,
+    UTILISATION,
+    Memory,
+    Parallel,
+    Plan,
+    check_nodes,
+    memory_per_gpu,
+    micro_batch_rows,
+    plan,
+    run_seconds,
+)
+from lerope.model.config import LADDER, ModelConfig, rung
+from lerope.model.gpus import GPUS, Gpu, gpu_named
+from lerope.rotary.frequencies import check_count
+
+_LABELS: dict[Parallel, str] = {"ddp": "DDP", "fsdp": "FSDP2", "hybrid": "hybrid"}
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Machine:
+    """What a run is planned for."""
+
+    gpus: list[Gpu]
+    num_gpus: int
+    gpus_per_node: int
+    row_length: int
+    batch_tokens: int
+    utilisation: float
+
+    @property
+    def rows_per_gpu(self) -> int:
+        """Rows of one step on one GPU."""
+        return self.batch_tokens // self.row_length // self.num_gpus
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Way:
+    """How a run is shared out."""
+
+    parallel: Parallel
+    recompute: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fit:
+    """How a run goes into one GPU's memory."""
+
+    way: _Way
+    micro_batch_rows: int | None
+    """None where not even one row fits."""
+    memory: Memory
+    """With these rows, or with one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Section:
+    """A table for people, with a line above it and some below."""
+
+    title: str
+    table: Table
+    note: str = ""
+
+
+def command(
+    name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[RUNG]")] = None,
+    /,
+    *,
+    gpu: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None,
+    num_gpus: int = 1,
+    gpus_per_node: int = 8,
+    row_length: int = 2048,
+    batch_tokens: int = BATCH_TOKENS,
+    vocab_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
+    utilisation: float = UTILISATION,
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+) -> None:
+    """What a run costs before any of it is spent: parameters, tokens, FLOPs, memory and time.
+
+    Without a rung, all of them in one table. Example: lerope plan 217M --gpu H200 --num-gpus 8
+
+    Args:
+        name: a model of the ladder: demo, 19M, 52M, 217M, 608M, 1.34B or 2.52B.
+        gpu: plan for this GPU alone: A100-80G, H100-80G, H200, B200, L40S or RTX 4090.
+        num_gpus: all GPUs of the run.
+        gpus_per_node: GPUs in one machine; with more than one machine, hybrid shards within each.
+        row_length: tokens of a row.
+        batch_tokens: tokens of a step, over all GPUs.
+        vocab_size: another vocabulary than the rung's.
+        utilisation: assumed share of the GPU's dense bfloat16 peak; a guess until a run has measured it.
+        json: print one JSON object instead of tables.
+    """
+    machine = _Machine(
+        gpus=list(GPUS.values()) if gpu is None else [gpu_named(gpu)],
+        num_gpus=num_gpus,
+        gpus_per_node=gpus_per_node,
+        row_length=row_length,
+        batch_tokens=batch_tokens,
+        utilisation=utilisation,
+    )
+    names = list(LADDER) if name is None else [name]
+    models = {each: _model(each, vocab_size) for each in names}
+    plans = {each: plan(model, row_length, batch_tokens) for each, model in models.items()}
+    _check(machine)
+    if name is None:
+        if json:
+            print(dumps({"rungs": [_summary(n, models[n], plans[n], machine) for n in names]}, indent=2))
+        else:
+            _print(_ladder_sections(models, plans, machine))
+        return
+    fits = {g.name: [_fit(models[name], machine, g, way) for way in _ways(machine)] for g in machine.gpus}
+    if json:
+        content = _summary(name, models[name], plans[name], machine)
+        print(dumps({**content, **_memory_content(models[name], machine, fits)}, indent=2))
+    else:
+        _print(_rung_sections(name, models[name], plans[name], machine, fits))
+
+
+COMMAND = command
+
+
+def _model(name: str, vocab_size: int | None) -> ModelConfig:
+    return rung(name) if vocab_size is None else replace(rung(name), vocab_size=vocab_size)
+
+
+def _check(machine: _Machine) -> None:
+    """Raises unless whole rows go to each GPU; `plan` has looked at the tokens."""
+    check_nodes(machine.num_gpus, machine.gpus_per_node)
+    rows = machine.batch_tokens // machine.row_length
+    if rows % check_count("num_gpus", machine.num_gpus):
+        raise ValueError(
+            f"num_gpus must divide the {rows} rows of {machine.row_length:,} tokens that batch_tokens makes; "
+            f"got {machine.num_gpus}."
+        )
+
+
+def _ways(machine: _Machine) -> list[_Way]:
+    """All that make sense for so many GPUs."""
+    parallels: list[Parallel] = ["ddp"]
+    if machine.num_gpus > 1:
+        parallels.append("fsdp")
+    if machine.num_gpus > machine.gpus_per_node > 1:
+        parallels.append("hybrid")
+    return [_Way(parallel=parallel, recompute=again) for parallel in parallels for again in (False, True)]
+
+
+def _fit(model: ModelConfig, machine: _Machine, gpu: Gpu, way: _Way) -> _Fit:
+    rows: int | None
+    try:
+        rows = micro_batch_rows(
+            model,
+            machine.row_length,
+            machine.rows_per_gpu,
+            gpu.memory_bytes,
+            num_gpus=machine.num_gpus,
+            gpus_per_node=machine.gpus_per_node,
+            parallel=way.parallel,
+            recompute=way.recompute,
+        )
+    except ValueError:
+        rows = None
+    return _Fit(way=way, micro_batch_rows=rows, memory=_memory(model, machine, way, rows or 1))
+
+
+def _memory(model: ModelConfig, machine: _Machine, way: _Way, rows: int) -> Memory:
+    return memory_per_gpu(
+        model,
+        machine.row_length,
+        rows,
+        num_gpus=machine.num_gpus,
+        gpus_per_node=machine.gpus_per_node,
+        parallel=way.parallel,
+        recompute=way.recompute,
+    )
+
+
+def _seconds(costs: Plan, machine: _Machine, gpu: Gpu) -> float:
+    return run_seconds(costs.flops, gpu.peak_flops, machine.num_gpus, machine.utilisation)
+
+
+def _summary(name: str, model: ModelConfig, costs: Plan, machine: _Machine) -> dict[str, Any]:
+    """All but memory, as plain JSON values."""
+    return {
+        "rung": name,
+        "model": {**asdict(model), "width": model.width, "mlp_width": model.mlp_width},
+        "row_length": machine.row_length,
+        "batch_tokens": machine.batch_tokens,
+        "num_gpus": machine.num_gpus,
+        "gpus_per_node": machine.gpus_per_node,
+        "utilisation": machine.utilisation,
+        **asdict(costs),
+        "gpus": [
+            {
+                "name": gpu.name,
+                "peak_flops": gpu.peak_flops,
+                "memory_bytes": gpu.memory_bytes,
+                "seconds": _seconds(costs, machine, gpu),
+            }
+            for gpu in machine.gpus
+        ],
+    }
+
+
+def _memory_content(model: ModelConfig, machine: _Machine, fits: dict[str, list[_Fit]]) -> dict[str, Any]:
+    """Memory of one row, and of what each GPU takes, as plain JSON values."""
+    return {
+        "one_row": [{**asdict(way), "memory": _parts(_memory(model, machine, way, 1))} for way in _ways(machine)],
+        "fits": [
+            {"gpu": name, **asdict(f.way), "micro_batch_rows": f.micro_batch_rows, "memory": _parts(f.memory)}
+            for name, each in fits.items()
+            for f in each
+        ],
+    }
+
+
+def _parts(memory: Memory) -> dict[str, int]:
+    return {**asdict(memory), "total": memory.total}
+
+
+def _print(sections: Iterable[_Section]) -> None:
+    console = Console(highlight=False)
+    # Everything is worked out before anything is printed: bad input leaves no half of a plan on the screen.
+    for i, section in enumerate(list(sections)):
+        if i:
+            console.print()
+        console.print(section.title, style="bold")
+        console.print(section.table)
+        if section.note:
+            console.print(section.note, style="dim")
+
+
+def _table(*columns: str) -> Table:
+    """The first column names the row, the others are numbers."""
+    table = Table(box=None, pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left")
+    return table
+
+
+def _ladder_sections(models: dict[str, ModelConfig], plans: dict[str, Plan], machine: _Machine) -> Iterator[_Section]:
+    columns = ("Rung", "Layers", "Width", "MLP", "Heads", "N_ne", "N_tot", "Tokens", "Steps", "C, FLOP")
+    table = _table(*columns)
+    for name, model in models.items():
+        costs = plans[name]
+        shape = (model.num_layers, model.width, model.mlp_width, model.num_heads)
+        sizes = (_count(costs.block_parameters), _count(costs.total_parameters), _count(costs.tokens))
+        table.add_row(name, *(f"{n:,}" for n in shape), *sizes, f"{costs.steps:,}", _power(costs.compute, 2))
+    note = f"20 tokens per parameter, {machine.batch_tokens:,} per step. C = 6 N_ne tokens, the paper's compute."
+    yield _Section(title="The ladder", table=table, note=note)
+    table = _table("Rung", *(gpu.name for gpu in machine.gpus))
+    for name in models:
+        table.add_row(name, *(_duration(_seconds(plans[name], machine, gpu)) for gpu in machine.gpus))
+    yield _time_section(table, machine)
+
+
+def _rung_sections(
+    name: str, model: ModelConfig, costs: Plan, machine: _Machine, fits: dict[str, list[_Fit]]
+) -> Iterator[_Section]:
+    table = _table("", "")
+    table.add_column()
+    table.show_header = False
+    for label, value, what in _facts(model, costs, machine):
+        table.add_row(label, value, what)
+    yield _Section(title=f"Rung {name}", table=table)
+    yield _memory_section(model, machine)
+    yield _fit_section(fits, machine)
+    table = _table("", *(gpu.name for gpu in machine.gpus))
+    table.add_row("whole run", *(_duration(_seconds(costs, machine, gpu)) for gpu in machine.gpus))
+    table.add_row("one step", *(_duration(_seconds(costs, machine, gpu) / costs.steps) for gpu in machine.gpus))
+    yield _time_section(table, machine)
+
+
+def _facts(model: ModelConfig, costs: Plan, machine: _Machine) -> list[tuple[str, str, str]]:
+    rows = machine.batch_tokens // machine.row_length
+    return [
+        ("layers", f"{model.num_layers}", ""),
+        ("width", f"{model.width:,}", f"{model.num_heads} heads of {model.head_dim}; MLP {model.mlp_width:,}"),
+        ("vocabulary", f"{model.vocab_size:,}", ""),
+        ("N_ne", _count(costs.block_parameters), "parameters without embedding and head"),
+        ("N_tot", _count(costs.total_parameters), "parameters with them"),
+        ("gains", f"{costs.gain_parameters:,}", "of norms; not in the paper's counts"),
+        ("LeRoPE adds", f"{costs.encoding_parameters}", "log-scales, one for each band"),
+        ("tokens D", _count(costs.tokens), "20 per parameter"),
+        ("steps", f"{costs.steps:,}", f"of {machine.batch_tokens:,} tokens: {_rows(rows)} of {machine.row_length:,}"),
+        ("C", _power(costs.compute, 3), "FLOP, 6 N_ne D: the paper's compute"),
+        ("FLOPs", _power(costs.flops, 3), "with head and causal attention: what the GPUs do"),
+    ]
+
+
+def _memory_section(model: ModelConfig, machine: _Machine) -> _Section:
+    parts = ("weights", "grads", "moments", "copies", "activations", "head", "total")
+    table = _table("", *parts)
+    for way in _ways(machine):
+        parts_bytes = _parts(_memory(model, machine, way, 1)).values()
+        table.add_row(_label(way, machine), *(f"{part / _GIB:.2f}" for part in parts_bytes))
+    note = (
+        "Estimated for bfloat16 autocast and compiled blocks. Activations grow with the rows of a micro-batch; copies "
+        f"are weights in bfloat16{' and those FSDP2 gathers' if machine.num_gpus > 1 else ''}."
+    )
+    return _Section(title="Memory per GPU in GiB, one row at a time", table=table, note=note)
+
+
+def _fit_section(fits: dict[str, list[_Fit]], machine: _Machine) -> _Section:
+    table = _table("", *fits)
+    for row in zip(*fits.values(), strict=True):
+        table.add_row(_label(row[0].way, machine), *(_cell(fit) for fit in row))
+    memory = (f"{gpu.memory_bytes / _GIB:.0f} GiB" for gpu in machine.gpus)
+    table.add_row("memory", *memory, style="dim")
+    note = (
+        f"Of a GPU's {_rows(machine.rows_per_gpu)} per step, as many as fit into {100 * USABLE_MEMORY:.0f} % of its "
+        "memory at once; 'no' where one row is too many."
+    )
+    return _Section(title="Rows in a micro-batch (and GiB they take)", table=table, note=note)
+
+
+def _label(way: _Way, machine: _Machine) -> str:
+    label = _LABELS[way.parallel] if machine.num_gpus > 1 else "1 GPU"
+    return f"{label}, recompute" if way.recompute else label
+
+
+def _cell(fit: _Fit) -> str:
+    rows = "no" if fit.micro_batch_rows is None else f"{fit.micro_batch_rows}"
+    return f"{rows} ({fit.memory.total / _GIB:.0f})"
+
+
+def _time_section(table: Table, machine: _Machine) -> _Section:
+    share = f"{100 * machine.utilisation:g} %"
+    note = f"At {share} of the dense bfloat16 peak (--utilisation); --recompute takes about a third more."
+    title = f"Time on {machine.num_gpus:,} GPU{'s' if machine.num_gpus > 1 else ''}"
+    return _Section(title=title, table=table, note=note)
+
+
+def _rows(number: int) -> str:
+    return f"{number:,} row{'s' if number > 1 else ''}"
+
+
+def _count(number: int) -> str:
+    """As the paper prints counts: 18.87M, 1.21B."""
+    return f"{number / 1e9:.2f}B" if number >= 1e9 else f"{number / 1e6:.2f}M"
+
+
+def _power(number: int, digits: int) -> str:
+    return f"{number:.{digits}e}".replace("e+", "e")
+
+
+def _duration(seconds: float) -> str:
+    for unit, name in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:,.{0 if seconds >= 100 * unit else 1}f} {name}"
+    return f"{seconds * 1e3:,.0f} ms"

@@ -1,0 +1,113 @@
+"""Encodings by name, and models that come back from disk as they were."""
+
+import json
+
+import pytest
+import torch
+
+import lerope
+from lerope.model.config import ModelConfig
+from lerope.model.init import init_weights
+from lerope.model.saved import load_model, save_model
+from lerope.model.spec import build_encoding
+from lerope.model.transformer import Transformer
+
+CONFIG = ModelConfig(num_layers=2, num_heads=4, head_dim=16, vocab_size=40)
+
+
+class Stretched(lerope.RoPE):
+    """An encoding of one's own."""
+
+    def __init__(self, head_dim, stretch=2.0):
+        super().__init__(head_dim)
+        self.theta = self.theta / stretch
+
+
+def not_an_encoding(head_dim):
+    return torch.nn.Linear(head_dim, 1)
+
+
+def test_names_and_options(tmp_path):
+    assert type(build_encoding("nope", CONFIG)) is lerope.NoPE
+    assert build_encoding("rope,base=500000", CONFIG).base == 500_000
+    assert build_encoding("prope,p=0.5", CONFIG).p == 0.5
+    assert build_encoding("lerope", CONFIG).alpha.shape == (8,)
+    assert build_encoding("lerope,parametrization=linear", CONFIG).parametrization == "linear"
+    assert build_encoding("lerope,sharing=layer_head", CONFIG).alpha.shape == (2, 4, 8)
+    lerope.RoPE(16, base=77.0).save(tmp_path / "frequencies.json")
+    frozen = build_encoding(str(tmp_path / "frequencies.json"), CONFIG)
+    assert type(frozen) is lerope.FrozenRoPE
+    assert torch.equal(frozen.frequencies(), lerope.RoPE(16, base=77.0).frequencies())
+    own = build_encoding("tests.model.test_spec:Stretched,stretch=4", CONFIG)
+    assert torch.equal(own.frequencies(), lerope.RoPE(16).frequencies() / 4)
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("rop", "encoding must be nope, rope, prope, lerope, a frequencies.json or module:name of your own; got 'rop'"),
+        ("rope,basis=3", "option 'basis' is unknown; rope takes base, rotary_dim, layout"),
+        ("rope,base", r"options are name=value, each once, with commas between; got 'base'"),
+        ("rope,base=1,base=2", "each once"),
+        ("rope,base=-1", "base must be"),
+        ("rope,head_dim=8", "option 'head_dim' is unknown"),
+        ("prope,p=2", "p must"),
+        ("lerope,sharing=none", "sharing must be one of shared, layer, head, layer_head; got 'none'"),
+        ("missing/frequencies.json", "does not exist"),
+        ("missing.json,base=3", "a frequencies.json takes no options"),
+        ("no_such_module:Encoding", "cannot be imported: No module named 'no_such_module'"),
+        ("tests.model.test_spec:Nothing", "cannot be imported: module .* has no attribute 'Nothing'"),
+        ("tests.model.test_spec:CONFIG", "must name a class or function; got ModelConfig"),
+        ("tests.model.test_spec:not_an_encoding", "must give a lerope.Encoding; got Linear"),
+        ("lerope,num_layers=3,sharing=layer", "must have the model's 2 layers; got 3"),
+    ],
+)
+def test_bad_specs_are_one_sentence(spec, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        build_encoding(spec, CONFIG)
+
+
+def test_frequencies_of_another_head_size_are_refused(tmp_path):
+    lerope.RoPE(32).save(tmp_path / "f.json")
+    with pytest.raises(ValueError, match="must have the model's head_dim of 16; got 32"):
+        build_encoding(str(tmp_path / "f.json"), CONFIG)
+
+
+def saved(tmp_path, spec="lerope"):
+    model = Transformer(CONFIG, build_encoding(spec, CONFIG))
+    init_weights(model, 3)
+    with torch.no_grad():
+        for p in model.encoding.parameters():
+            p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
+    tokenizer = tmp_path / "tokenizer.model"
+    tokenizer.write_bytes(b"pieces")
+    weights = {name: value.detach() for name, value in model.state_dict().items()}
+    save_model(tmp_path / "model", CONFIG, weights, model.encoding.artifact(64), tokenizer)
+    return model
+
+
+@pytest.mark.parametrize("spec", ["nope", "rope", "prope", "lerope", "lerope,sharing=layer", "lerope,sharing=head"])
+def test_a_saved_model_comes_back(tmp_path, spec):
+    model = saved(tmp_path, spec)
+    tokens = torch.randint(40, (2, 20), generator=torch.Generator().manual_seed(2))
+    want = model(tokens)
+    got = load_model(tmp_path / "model")
+    assert not list(got.encoding.parameters())
+    assert torch.equal(got(tokens), want)
+    learning = load_model(tmp_path / "model", spec)
+    assert torch.equal(learning(tokens), want)
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["train_length"] == 64
+    assert (tmp_path / "model" / "tokenizer.model").read_bytes() == b"pieces"
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "frequencies.json"])
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_a_damaged_model_is_one_sentence(tmp_path, name, damage):
+    saved(tmp_path)
+    path = tmp_path / "model" / name
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=r"does not hold a whole model|does not exist|is not whole JSON"):
+        load_model(tmp_path / "model")
