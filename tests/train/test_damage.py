@@ -1,0 +1,340 @@
+"""Bad input and faults end in one sentence, with nothing lost."""
+
+import errno
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from lerope.cli.main import main
+from tests.train.runs import metrics, same, spawn, tiny_corpus, tiny_run
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return tiny_corpus(tmp_path_factory.mktemp("data") / "c")
+
+
+@pytest.fixture(scope="module")
+def straight(data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("straight") / "run"
+    tiny_run(data, out, steps=24)
+    return out
+
+
+def flip(path, at=-1):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+DATA_DAMAGE = {
+    "no folder": (lambda d: shutil.rmtree(d), r"manifest.json does not exist"),
+    "no manifest": (lambda d: (d / "manifest.json").unlink(), r"manifest.json does not exist"),
+    "half a manifest": (lambda d: cut(d / "manifest.json"), r"manifest.json is not whole JSON"),
+    "a manifest that says something else": (
+        lambda d: edit(d / "manifest.json", bos=7),
+        r"fingerprint .* does not match",
+    ),
+    "a manifest of the future": (lambda d: edit(d / "manifest.json", version=9), r"version must be 1; got 9"),
+    "half a shard": (lambda d: cut(d / "train-00000.tokens"), r"train-00000.tokens must have [\d,]+ bytes; got"),
+    "a flipped bit": (lambda d: flip(d / "train-00000.tokens"), r"train-00000.tokens is damaged"),
+    "a flipped bit in the offsets": (lambda d: flip(d / "train-00000.ends", 0), r"train-00000.ends is damaged"),
+    "a flipped bit for validation": (
+        lambda d: flip(d / "validation-00000.tokens"),
+        r"validation-00000.tokens is damaged",
+    ),
+    "a shard gone": (lambda d: (d / "validation-00000.ends").unlink(), r"validation-00000.ends is missing"),
+    "another tokenizer": (lambda d: (d / "tokenizer.model").write_text("x"), r"not the tokenizer these tokens"),
+    "no tokenizer": (lambda d: (d / "tokenizer.model").unlink(), r"tokenizer.model is missing"),
+}
+
+
+@pytest.mark.parametrize("kind", DATA_DAMAGE)
+def test_damaged_data_is_found_before_training(data, tmp_path, kind):
+    damage, sentence = DATA_DAMAGE[kind]
+    shutil.copytree(data, tmp_path / "c")
+    damage(tmp_path / "c")
+    with pytest.raises(ValueError, match=sentence):
+        tiny_run(tmp_path / "c", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_is_hashed_once_and_again_when_it_changes(data, tmp_path):
+    shutil.copytree(data, tmp_path / "c")
+    tiny_run(tmp_path / "c", tmp_path / "run", steps=1)
+    flip(tmp_path / "c" / "train-00000.tokens")
+    with pytest.raises(ValueError, match="is damaged"):
+        tiny_run(tmp_path / "c", tmp_path / "run", steps=1)
+
+
+WRONG = {
+    "unknown rung": (["53M"], "rung must be one of demo, 19M"),
+    "vocabulary": (["demo"], "has a vocabulary of 50, but demo is a model for 2,048; train with --vocab-size 50"),
+    "unknown encoding": (["demo", "--vocab-size", "50", "--encoding", "rotary"], "encoding must be nope, rope"),
+    "no frequencies": (["demo", "--vocab-size", "50", "--encoding", "a.json"], "a.json does not exist"),
+    "rows too long": (["demo", "--vocab-size", "50", "--row-length", "65536"], "row_length must be at most the"),
+    "uneven batch": (["demo", "--vocab-size", "50", "--row-length", "48"], "batch_tokens must hold whole rows of 48"),
+    "no device": (["demo", "--vocab-size", "50", "--device", "tpu"], "device must be cpu, cuda or cuda:N; got 'tpu'"),
+    "zero steps": (["demo", "--vocab-size", "50", "--steps", "0"], "steps must be a positive whole number; got 0"),
+    "micro-batch": (
+        ["demo", "--vocab-size", "50", "--row-length", "32", "--batch-tokens", "256", "--micro-batch-rows", "3"],
+        "micro_batch_rows must divide the 8 rows of each rank; got 3",
+    ),
+    "attention": (
+        ["demo", "--vocab-size", "50", "--row-length", "32", "--batch-tokens", "256", "--attention", "flex"],
+        "backend 'flex' needs a CUDA device",
+    ),
+    "tracker": (
+        ["demo", "--vocab-size", "50", "--row-length", "32", "--batch-tokens", "256", "--trackers", "wandb"],
+        "trackers: wandb is not installed; pip install 'lerope[wandb]'",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_wrong_arguments_are_one_sentence(data, tmp_path, capsys, kind):
+    args, sentence = WRONG[kind]
+    with pytest.raises(SystemExit) as stop:
+        main(["train", *args, "--data", str(data), "--out", str(tmp_path / "run")])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("lerope train: ")
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+def test_unknown_commands_and_flags(capsys):
+    for args in (["trian"], ["train", "demo", "--no-such-flag"], ["train"]):
+        with pytest.raises(SystemExit) as stop:
+            main(args)
+        assert stop.value.code == 2
+        assert "Traceback" not in capsys.readouterr().err
+
+
+def interrupted(data, straight, out, step=16):
+    """A run that was killed after `step`: what `straight` held then."""
+    shutil.copytree(straight, out)
+    shutil.rmtree(out / "model")
+    shutil.rmtree(out / "checkpoints" / "step-00000024")
+    edit(out / "run.json", finished=False)
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == [f"step-{step:08d}"]
+
+
+CHECKPOINT_DAMAGE = {
+    "part deleted": (lambda c: next(c.glob("*.safetensors")).unlink(), "is missing"),
+    "part cut": (lambda c: cut(next(c.glob("*.safetensors"))), "has changed"),
+    "flipped bit": (lambda c: flip(next(c.glob("*.safetensors"))), "has changed"),
+    "mark deleted": (lambda c: (c / "checkpoint.json").unlink(), "checkpoint.json is missing or not whole"),
+    "mark cut": (lambda c: cut(c / "checkpoint.json"), "checkpoint.json is missing or not whole"),
+}
+
+
+@pytest.mark.parametrize("kind", CHECKPOINT_DAMAGE)
+def test_a_damaged_checkpoint_is_passed_over(data, tmp_path, capsys, straight, kind):
+    """The one before is taken, or the beginning, and the run ends as if nothing had been."""
+    damage, what = CHECKPOINT_DAMAGE[kind]
+    out = tmp_path / "run"
+    interrupted(data, straight, out)
+    damage(out / "checkpoints" / "step-00000016")
+    assert tiny_run(data, out, steps=24).finished
+    text = capsys.readouterr().out
+    assert "warning: " in text
+    assert "step-00000016 is damaged" in text
+    assert what in text
+    same(straight, out)
+
+
+def test_the_checkpoint_before_a_damaged_one_is_used(data, tmp_path, capsys, straight):
+    out = tmp_path / "run"
+    shutil.copytree(straight, out)
+    shutil.rmtree(out / "model")
+    edit(out / "run.json", finished=False)
+    flip(next((out / "checkpoints" / "step-00000024").glob("*.safetensors")))
+    assert tiny_run(data, out, steps=24).finished
+    assert "going on from step 16" in capsys.readouterr().out
+    same(straight, out)
+
+
+def test_a_cut_record_and_a_stale_lock_do_no_harm(data, tmp_path, straight):
+    out = tmp_path / "run"
+    interrupted(data, straight, out)
+    with (out / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 17, "lo')
+    (out / ".lock").write_text("")
+    assert tiny_run(data, out, steps=24).finished
+    same(straight, out)
+
+
+OTHER_RUN = {
+    "seed": ({"seed": 8}, r"its recipe.seed is 7, not 8; choose another --out"),
+    "learning rate": ({"learning_rate": 0.5}, r"its recipe.learning_rate is 0.02, not 0.5"),
+    "encoding": ({"encoding": "rope"}, r"its recipe.encoding is 'lerope', not 'rope'"),
+    "steps": ({"steps": 25}, r"its recipe.steps is 24, not 25"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_RUN)
+def test_another_run_s_directory_is_refused(data, straight, kind):
+    changes, sentence = OTHER_RUN[kind]
+    before = (straight / "run.json").read_bytes()
+    with pytest.raises(ValueError, match=sentence):
+        tiny_run(data, straight, **{"steps": 24, **changes})
+    assert (straight / "run.json").read_bytes() == before
+
+
+def test_other_data_is_refused(data, tmp_path, straight):
+    from tests.data.corpora import write_corpus
+
+    other = write_corpus(tmp_path / "other", {"train": [90] * 20, "validation": [30] * 3})
+    with pytest.raises(ValueError, match=r"its data is '[0-9a-f]{64}', not"):
+        tiny_run(other, straight, steps=24)
+
+
+def test_a_folder_with_other_files_is_refused(data, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("important")
+    with pytest.raises(ValueError, match=r"holds other files and no run.json; choose an empty or new folder"):
+        tiny_run(data, tmp_path / "run")
+    assert (tmp_path / "run" / "thesis.tex").read_text() == "important"
+
+
+def test_a_damaged_run_file_is_one_sentence(data, tmp_path, straight):
+    out = tmp_path / "run"
+    shutil.copytree(straight, out)
+    cut(out / "run.json")
+    with pytest.raises(ValueError, match=r"run.json is damaged"):
+        tiny_run(data, out, steps=24)
+    assert (out / "model").exists()
+
+
+def test_a_run_directory_that_cannot_be_made(data, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    args = ["demo", "--vocab-size", "50", "--data", str(data), "--row-length", "32", "--batch-tokens", "256"]
+    with pytest.raises(SystemExit) as stop:
+        main(["train", *args, "--out", str(tmp_path / "file" / "run")])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == f"lerope train: {tmp_path}/file/run: Not a directory.\n"
+
+
+def test_two_processes_cannot_share_a_run(data, tmp_path):
+    out = tmp_path / "run"
+    first = spawn(data, out, steps=4000)
+    while not (out / "metrics.jsonl").exists():
+        time.sleep(0.01)
+    with pytest.raises(ValueError, match="is in use by another process"):
+        tiny_run(data, out, steps=4000)
+    assert first.poll() is None
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+
+
+def test_a_diverging_run_stops_and_keeps_its_last_good_state(data, tmp_path):
+    with pytest.raises(ValueError, match=r"loss is nan .* at step \d+: training has diverged; lower learning_rate"):
+        tiny_run(
+            data, tmp_path / "run", {"checkpoint_steps": 1}, learning_rate=1e30, warmup_steps=3, schedule="constant"
+        )
+    kept = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    assert kept
+    assert all("NaN" not in json.dumps(record) for record in metrics(tmp_path / "run"))
+    assert int(kept[-1].name[-8:]) <= metrics(tmp_path / "run")[-1]["step"]
+
+
+def limit_files(num_bytes):
+    """No file may grow beyond this: what a full disk does, without needing one."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
+
+
+def test_a_disk_that_takes_no_more(data, tmp_path, straight, monkeypatch):
+    """Stopped while a checkpoint is written; once there is room, the same command ends as if nothing had been."""
+    out = tmp_path / "run"
+    interrupted(data, straight, out)
+    original = subprocess.Popen.__init__
+    monkeypatch.setattr(
+        subprocess.Popen,
+        "__init__",
+        lambda self, *a, **k: original(self, *a, preexec_fn=lambda: limit_files(20_000), **k),
+    )
+    process = spawn(data, out, steps=24)
+    text = process.communicate(timeout=60)[0]
+    monkeypatch.undo()
+    assert process.returncode == 2, text
+    assert "cannot be written to (File too large): training stopped, the last checkpoint is whole" in text
+    assert "Traceback" not in text
+    assert [p.name for p in (out / "checkpoints").glob("step-*")] == ["step-00000016"]
+    assert tiny_run(data, out, steps=24).finished
+    same(straight, out)
+
+
+def fill(path):
+    """Writes until the disk is full."""
+    with path.open("wb", buffering=0) as file:
+        try:
+            while file.write(b"0" * 4096):
+                pass
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+
+
+def test_a_full_disk(data, tmp_path, straight):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("this machine does not let us mount a small file system")
+    try:
+        out = disk / "run"
+        interrupted(data, straight, out)
+        filler = disk / "filler"
+        fill(filler)
+        process = spawn(data, out, steps=24)
+        text = process.communicate(timeout=60)[0]
+        assert process.returncode == 2, text
+        assert "No space left on device" in text
+        assert "Traceback" not in text
+        filler.unlink()
+        process = spawn(data, out, steps=24)
+        text = process.communicate(timeout=60)[0]
+        assert process.returncode == 0, text
+        shutil.copytree(out, tmp_path / "after")
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    same(straight, tmp_path / "after")
+
+
+def test_a_rank_that_dies_ends_the_run_and_loses_nothing(data, tmp_path):
+    out = tmp_path / "run"
+    process = spawn(data, out, num_ranks=2, steps=4000, setup={"checkpoint_steps": 10})
+    while not any((out / "checkpoints").glob("step-*")):
+        time.sleep(0.01)
+        assert process.poll() is None
+    workers = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    assert len(workers) == 2
+    os.kill(int(workers[1]), signal.SIGKILL)
+    start = time.monotonic()
+    process.communicate(timeout=90)
+    assert process.returncode != 0
+    assert time.monotonic() - start < 60
+    newest = max((out / "checkpoints").glob("step-*"))
+    again = spawn(data, out, num_ranks=2, steps=4000, setup={"checkpoint_steps": 10})
+    while not any(p > newest for p in (out / "checkpoints").glob("step-*")):
+        time.sleep(0.01)
+        assert again.poll() is None, again.communicate()[0]
+    again.send_signal(signal.SIGTERM)
+    text = again.communicate(timeout=60)[0]
+    assert f"going on from step {int(newest.name[-8:]):,}\n" in text
+    assert "stopped at step" in text
