@@ -4,23 +4,17 @@ Exit code: 0 if every claim holds, 1 if one fails, 2 if a peer is not installed.
 """
 
 import argparse
-import json
-import os
-import platform
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from reporting import conditions, save, show
 from torch import Tensor
 
 import lerope
@@ -162,34 +156,6 @@ def judge(timings: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return claims
 
 
-def show(title: str, rows: list[dict[str, Any]], digits: str) -> None:
-    table = Table(title=title, title_justify="left")
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    for column in columns:
-        table.add_column(column.replace("_", " "), justify="right" if isinstance(rows[0][column], float) else "left")
-    for row in rows:
-        cells = (row.get(column, "") for column in columns)
-        table.add_row(*(f"{cell:{digits}}" if isinstance(cell, float) else cell for cell in cells))
-    Console(width=120).print(table)
-
-
-def conditions(options: argparse.Namespace) -> dict[str, Any]:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    peers = {name: version(name) for name in ("torch", "transformers", "rotary-embedding-torch")}
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cpu": models[0] if models else platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
-        "load_before": os.getloadavg()[0],  # above zero, other processes slow what uses the cores best the most
-        "versions": {"python": platform.python_version(), "lerope": lerope.__version__, **peers},
-        "shape": dict(zip(("batch", "length", "heads", "head_dim"), SHAPE, strict=True)),
-        "seed": options.seed,
-        "rounds": options.rounds,
-    }
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="CPU speed and accuracy of lerope against its peers.")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -213,7 +179,12 @@ def main() -> int:
     except ImportError as error:
         print(f"This benchmark needs {error.name}: install lerope[bench].")
         return 2
-    facts = conditions(options)
+    facts = {
+        **conditions("torch", "transformers", "rotary-embedding-torch"),
+        "shape": dict(zip(("batch", "length", "heads", "head_dim"), SHAPE, strict=True)),
+        "seed": options.seed,
+        "rounds": options.rounds,
+    }
     print(*(f"{name}: {value}" for name, value in facts.items()), sep="\n")
 
     # Prebuilt tables are those of the fixed cases, so they have no accuracy and no backward pass of their own.
@@ -240,9 +211,7 @@ def main() -> int:
         ratio = f"{c['peer']} takes {c['over_lerope']:.2f}x lerope's time, claimed at least {c['at_least']:.2f}x"
         print(f"{c['verdict']}  {c['claim']}, {c['dtype']}: {ratio}")
     if not options.quick:
-        RESULT.parent.mkdir(exist_ok=True)
-        results = {**facts, "accuracy": accuracy, "timings": timings, "claims": claims}
-        RESULT.write_text(json.dumps(results, indent=1) + "\n")
+        save(RESULT, {**facts, "accuracy": accuracy, "timings": timings, "claims": claims})
     return int(any(claim["verdict"] == "FAILS" for claim in claims))
 
 

@@ -60,7 +60,7 @@ def tiny_setup(**changes: Any) -> Setup:
             "checkpoint_steps": 8,
             "validation_steps": 10,
             "frequency_steps": 5,
-            "compile": False,
+            "compile": "no",
             **changes,
         }
     )

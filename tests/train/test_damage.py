@@ -1,6 +1,6 @@
 """Bad input and faults end in one sentence, with nothing lost."""
 
-import errno
+import contextlib
 import json
 import os
 import resource
@@ -88,7 +88,7 @@ WRONG = {
     "no frequencies": (["demo", "--vocab-size", "50", "--encoding", "a.json"], "a.json does not exist"),
     "rows too long": (["demo", "--vocab-size", "50", "--row-length", "65536"], "row_length must be at most the"),
     "uneven batch": (["demo", "--vocab-size", "50", "--row-length", "48"], "batch_tokens must hold whole rows of 48"),
-    "no device": (["demo", "--vocab-size", "50", "--device", "tpu"], "device must be cpu, cuda or cuda:N; got 'tpu'"),
+    "no device": (["demo", "--vocab-size", "50", "--device", "tpu"], "device must be auto, cpu, cuda or cuda:N; got 'tpu'"),
     "zero steps": (["demo", "--vocab-size", "50", "--steps", "0"], "steps must be a positive whole number; got 0"),
     "micro-batch": (
         ["demo", "--vocab-size", "50", "--row-length", "32", "--batch-tokens", "256", "--micro-batch-rows", "3"],
@@ -282,12 +282,9 @@ def test_a_disk_that_takes_no_more(data, tmp_path, straight, monkeypatch):
 
 def fill(path):
     """Writes until the disk is full."""
-    with path.open("wb", buffering=0) as file:
-        try:
-            while file.write(b"0" * 4096):
-                pass
-        except OSError as error:
-            assert error.errno == errno.ENOSPC
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(b"0" * 4096):
+            pass
 
 
 def test_a_full_disk(data, tmp_path, straight):

@@ -17,37 +17,41 @@ if TYPE_CHECKING:
     from lerope.train.job import Outcome
 
 
+Whole = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+Number = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Changes:
     """Fields of the recipe that differ from the paper's."""
 
-    steps: int | None = None
+    steps: Whole = None
     """Steps; 20 tokens a parameter unless given."""
-    row_length: int | None = None
+    row_length: Whole = None
     """Tokens in a row; 2,048 unless given."""
-    batch_tokens: int | None = None
+    batch_tokens: Whole = None
     """Tokens in a step, over all ranks; 131,072 unless given."""
-    learning_rate: float | None = None
+    learning_rate: Number = None
     """Peak learning rate; the rung's unless given."""
-    frequency_learning_rate: float | None = None
+    frequency_learning_rate: Number = None
     """Peak learning rate of learned frequencies; the model's unless given."""
-    schedule: Schedule | None = None
+    schedule: Annotated[Schedule | None, tyro.conf.arg(help_behavior_hint="")] = None
     """How the learning rate falls after the warm-up; cosine unless given."""
-    warmup_steps: int | None = None
+    warmup_steps: Whole = None
     """Steps of warm-up; 1,000 and at most a seventh of the run unless given."""
-    weight_decay: float | None = None
+    weight_decay: Number = None
     """Independent weight decay over the whole run; 8 unless given."""
-    max_norm: float | None = None
+    max_norm: Number = None
     """Norm to which gradients are clipped; 1 unless given."""
-    frequency_max_norm: float | None = None
+    frequency_max_norm: Number = None
     """Norm to which the gradients of frequencies are clipped on their own; 1 unless given."""
-    precision: Precision | None = None
+    precision: Annotated[Precision | None, tyro.conf.arg(help_behavior_hint="")] = None
     """bf16 with float32 weights and optimizer, or float32; bf16 on a GPU and float32 on a CPU unless given."""
-    validation_tokens: int | None = None
+    validation_tokens: Whole = None
     """Tokens of validation documents to read; about a million unless given."""
-    vocab_size: int | None = None
+    vocab_size: Whole = None
     """Vocabulary, if the data has another than the rung."""
-    activation: Activation | None = None
+    activation: Annotated[Activation | None, tyro.conf.arg(help_behavior_hint="")] = None
     """gelu as in the paper, or relu2, which serving engines can run; gelu unless given."""
 
 
@@ -80,7 +84,7 @@ def train(
     from lerope.train.job import train as carry_out
 
     given: dict[str, Any] = {name: value for name, value in vars(changes).items() if value is not None}
-    on_gpu = setup.device.startswith("cuda") if setup.device else torch.cuda.is_available()
+    on_gpu = torch.cuda.is_available() if setup.device == "auto" else setup.device.startswith("cuda")
     given.setdefault("precision", "bf16" if on_gpu else "float32")
     leave(carry_out(recipe(rung, encoding, seed, **given), data, out, setup))
 

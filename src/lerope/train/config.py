@@ -5,11 +5,12 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from lerope.model.accounting import Parallel, Precision, plan
-from lerope.model.attention import Backend
 from lerope.model.config import ModelConfig, rung
 from lerope.rotary.frequencies import check_choice, check_count, check_number
 from lerope.train.schedule import Schedule
 
+Compile = Literal["auto", "yes", "no"]
+Attention = Literal["auto", "sdpa", "flex"]
 Tracker = Literal["tensorboard", "wandb", "trackio"]
 
 # The paper's learning rates, 2^(-index / 2). Below its ladder the index falls with 1 / parameters, as the paper's own
@@ -135,18 +136,18 @@ def recipe(
 class Setup:
     """How a machine carries a recipe out. May differ from one start of a run to the next."""
 
-    device: str | None = None
-    """Where to train, for example cuda or cpu; a GPU if there is one."""
+    device: str = "auto"
+    """Where to train: cuda, cuda:1, cpu; auto takes a GPU if there is one."""
     parallel: Parallel = "ddp"
     """How several ranks share the work: ddp copies the model, fsdp shards it, hybrid shards it within a node."""
     micro_batch_rows: int | None = None
     """Rows that go through the model at once on each rank; as many as fit unless given."""
     recompute: bool = False
     """Activation checkpointing: less memory, about a third more compute."""
-    compile: bool | None = None
-    """Compile each block with torch.compile; on CUDA unless given."""
-    attention: Backend | None = None
-    """How to attend; the fastest that can run unless given."""
+    compile: Compile = "auto"
+    """Whether to compile each block with torch.compile; auto does on CUDA."""
+    attention: Attention = "auto"
+    """How to attend; auto takes the fastest that can run."""
     checkpoint_steps: int = 1000
     """Steps between checkpoints."""
     keep_checkpoints: int = 2
@@ -163,6 +164,7 @@ class Setup:
             check_count(field, getattr(self, field))
         if self.micro_batch_rows is not None:
             check_count("micro_batch_rows", self.micro_batch_rows)
-        check_choice("parallel", self.parallel, Parallel)
+        for field, choices in (("parallel", Parallel), ("compile", Compile), ("attention", Attention)):
+            check_choice(field, getattr(self, field), choices)
         for tracker in self.trackers:
             check_choice("trackers", tracker, Tracker)

@@ -20,7 +20,7 @@ from lerope.model.saved import save_model
 from lerope.model.spec import build_encoding
 from lerope.train.config import Recipe, Setup
 from lerope.train.metrics import Display, Records, readable
-from lerope.train.parallel import Ranks, start_ranks
+from lerope.train.parallel import Ranks, compiles, start_ranks
 from lerope.train.rundir import METRICS, RunDirectory, provenance, read_records
 from lerope.train.trainer import Trainer, last_validation_loss
 
@@ -190,7 +190,7 @@ def _micro_batch_rows(recipe: Recipe, setup: Setup, ranks: Ranks) -> int:
         parallel=setup.parallel,
         precision=recipe.precision,
         recompute=setup.recompute,
-        compiled=setup.compile is not False,
+        compiled=compiles(setup, ranks),
     )
 
 

@@ -69,17 +69,17 @@ class Ranks:
         return shared
 
 
-def start_ranks(device: str | None) -> Ranks:
+def start_ranks(device: str) -> Ranks:
     """Joins the other processes if torchrun started this one, and takes a device."""
-    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     try:
         chosen = torch.device(kind)
     except RuntimeError:
-        raise ValueError(f"device must be cpu, cuda or cuda:N; got {device!r}.") from None
+        raise ValueError(f"device must be auto, cpu, cuda or cuda:N; got {device!r}.") from None
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device must be one that is there; got {device!r}, and torch sees no CUDA device: use cpu.")
     if chosen.type not in ("cpu", "cuda"):
-        raise ValueError(f"device must be cpu, cuda or cuda:N; got {device!r}.")
+        raise ValueError(f"device must be auto, cpu, cuda or cuda:N; got {device!r}.")
     if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
         return Ranks(0, 1, 1, chosen)
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -110,7 +110,7 @@ def build(config: ModelConfig, encoding: Encoding, seed: int, setup: Setup, rank
     with torch.device("meta"):
         model = Transformer(config, encoding)
     model.recompute = setup.recompute
-    if setup.compile if setup.compile is not None else ranks.device.type == "cuda":
+    if compiles(setup, ranks):
         for block in model.blocks:
             block.compile()
     sharded = ranks.num_ranks > 1 and setup.parallel != "ddp"
@@ -122,6 +122,11 @@ def build(config: ModelConfig, encoding: Encoding, seed: int, setup: Setup, rank
         return Replica(model, model)
     devices = [ranks.device.index] if ranks.device.type == "cuda" else None
     return Replica(model, nn.parallel.DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True))
+
+
+def compiles(setup: Setup, ranks: Ranks) -> bool:
+    """Whether blocks are compiled here."""
+    return setup.compile == "yes" or (setup.compile == "auto" and ranks.device.type == "cuda")
 
 
 def _shard(model: Transformer, parallel: Parallel, ranks: Ranks) -> None:

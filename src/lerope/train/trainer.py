@@ -59,6 +59,7 @@ class Trainer:
         """
         self.recipe, self.setup, self.corpus, self.loader = recipe, setup, corpus, loader
         self.run, self.ranks, self.micro_batch_rows, self.peak_flops = run, ranks, micro_batch_rows, peak_flops
+        self._backend = None if setup.attention == "auto" else setup.attention
         self.stop_asked = False
         """Set this at any time, on any rank: the run saves a checkpoint after the step at hand and ends."""
         self.replica = build(recipe.model, encoding, recipe.seed, setup, ranks)
@@ -160,7 +161,7 @@ class Trainer:
         fields = ("tokens", "targets", "positions", "document_ids", "centres")
         inputs = {field: self._on_device(getattr(batch, field)) for field in fields}
         with self._autocast():
-            loss: Tensor = self.replica.module(**inputs, backend=self.setup.attention)
+            loss: Tensor = self.replica.module(**inputs, backend=self._backend)
         return loss
 
     def _on_device(self, array: Any) -> Tensor:
