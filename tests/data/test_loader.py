@@ -14,7 +14,7 @@ from tests.data.corpora import BOS, EOS, write_corpus
 LENGTHS = [5, 2, 40, 3, 17, 9, 9, 130, 6, 4, 3, 25]
 
 
-@pytest.fixture()
+@pytest.fixture
 def corpus(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "SHARD_TOKENS", 60)  # several shards
     return Corpus(write_corpus(tmp_path / "c", {"train": LENGTHS, "validation": [7, 33, 2, 64, 18]}))

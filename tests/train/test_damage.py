@@ -88,7 +88,10 @@ WRONG = {
     "no frequencies": (["demo", "--vocab-size", "50", "--encoding", "a.json"], "a.json does not exist"),
     "rows too long": (["demo", "--vocab-size", "50", "--row-length", "65536"], "row_length must be at most the"),
     "uneven batch": (["demo", "--vocab-size", "50", "--row-length", "48"], "batch_tokens must hold whole rows of 48"),
-    "no device": (["demo", "--vocab-size", "50", "--device", "tpu"], "device must be auto, cpu, cuda or cuda:N; got 'tpu'"),
+    "no device": (
+        ["demo", "--vocab-size", "50", "--device", "tpu"],
+        "device must be auto, cpu, cuda or cuda:N; got 'tpu'",
+    ),
     "zero steps": (["demo", "--vocab-size", "50", "--steps", "0"], "steps must be a positive whole number; got 0"),
     "micro-batch": (
         ["demo", "--vocab-size", "50", "--row-length", "32", "--batch-tokens", "256", "--micro-batch-rows", "3"],

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -71,6 +71,8 @@ class Manifest:
     num_skipped: int
     """Documents left out because they were empty or, if that was asked for, not valid UTF-8."""
     splits: dict[str, SplitManifest]
+    settings: dict[str, Any] = field(default_factory=dict)
+    """All else that `lerope data prepare` was asked for, by which it knows the same request again."""
     version: int = _VERSION
 
     def fingerprint(self) -> str:
@@ -98,7 +100,7 @@ class Manifest:
         if not isinstance(content, dict) or content.get("version") != _VERSION:
             version = content.get("version") if isinstance(content, dict) else None
             raise ValueError(f"{path}: version must be {_VERSION}; got {version!r}, {again}.")
-        for name in sorted({"fingerprint", *(field.name for field in fields(cls))} ^ set(content)):
+        for name in sorted({"fingerprint", *(known.name for known in fields(cls))} ^ set(content)):
             raise ValueError(f"{path}: field {name} is {'unknown' if name in content else 'missing'}; {again}.")
         fingerprint = content.pop("fingerprint")
         try:
@@ -197,24 +199,25 @@ class Split:
 class Corpus:
     """A prepared corpus, checked against its manifest before anything is read from it."""
 
-    def __init__(self, directory: str | os.PathLike[str], verify: bool = True) -> None:
+    def __init__(self, directory: str | os.PathLike[str], verify: bool = True, remember: bool = True) -> None:
         """Opens a corpus.
 
         Args:
             directory: what `lerope data prepare` wrote.
             verify: compare every file's hash with the manifest's. A file is hashed once and again when its size or time
                 of change differs; the result is kept in the directory where that can be written to.
+            remember: rely on the hashes of before; without it, every file is hashed now.
         """
         self.directory = Path(directory)
         self.manifest = Manifest.load(directory)
         self.tokenizer_path = self.directory / TOKENIZER
-        self._check_files(verify)
+        self._check_files(verify, remember)
         dtype = token_dtype(self.manifest.vocab_size)
         splits = self.manifest.splits
         self.train = Split(self.directory, splits["train"], dtype)
         self.validation = Split(self.directory, splits["validation"], dtype)
 
-    def _check_files(self, verify: bool) -> None:
+    def _check_files(self, verify: bool, remember: bool) -> None:
         hashes = {self.tokenizer_path: self.manifest.tokenizer_sha256}
         sizes: dict[Path, int] = {}
         itemsize = token_dtype(self.manifest.vocab_size).itemsize
@@ -233,7 +236,7 @@ class Corpus:
                     f"{path} must have {sizes[path]:,} bytes; got {size:,}: it was cut or changed, {again}."
                 )
         if verify:
-            seen = _read_verified(self.directory)
+            seen = _read_verified(self.directory) if remember else {}
             now = {path.name: [path.stat().st_mtime_ns, path.stat().st_size, hashes[path]] for path in hashes}
             for path in hashes:
                 if seen.get(path.name) != now[path.name] and sha256_of(path) != hashes[path]:
@@ -249,12 +252,12 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes a text file whole or not at all, even if the machine stops in between."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes a file (a text with a newline at its end) whole or not at all, even if the machine stops in between."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text + "\n")
+        with partial.open("wb") as file:
+            file.write(content if isinstance(content, bytes) else f"{content}\n".encode())
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

@@ -4,17 +4,15 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 
 import torch
 import torch.distributed as dist
 
 from lerope.data.loader import Loader
 from lerope.data.shards import Corpus
+from lerope.data.signals import Signals
 from lerope.model import accounting, gpus
 from lerope.model.saved import save_model
 from lerope.model.spec import build_encoding
@@ -96,8 +94,8 @@ def _carry_out(trainer: Trainer, recipe: Recipe, run: RunDirectory, ranks: Ranks
         records = Records(run.path, trainer.setup.trackers, recipe.name, recipe.as_dict())
         display = Display(recipe.steps)
     try:
-        with _signals(trainer) as caught:
-            step = trainer.train(first, records, display)
+        with Signals() as signals:
+            step = trainer.train(first, signals, records, display)
     except OSError as error:
         raise ValueError(
             f"{run.path} cannot be written to ({error.strerror or error}): training stopped, the last checkpoint is "
@@ -111,7 +109,7 @@ def _carry_out(trainer: Trainer, recipe: Recipe, run: RunDirectory, ranks: Ranks
     loss = ranks.first(lambda: last_validation_loss(run))
     if step < recipe.steps:
         _say(ranks, f"stopped at step {step:,} with a checkpoint; go on with:\n  {resume_command()}")
-        return Outcome(run.path, step, False, loss, caught[0] if caught else signal.SIGTERM)
+        return Outcome(run.path, step, False, loss, signals.received or signal.SIGTERM)
     weights = trainer.weights()
     frequencies = trainer.model.encoding.artifact(recipe.row_length)
 
@@ -192,26 +190,6 @@ def _micro_batch_rows(recipe: Recipe, setup: Setup, ranks: Ranks) -> int:
         recompute=setup.recompute,
         compiled=compiles(setup, ranks),
     )
-
-
-@contextmanager
-def _signals(trainer: Trainer) -> Iterator[list[int]]:
-    """The first SIGINT, SIGTERM or SIGUSR2 asks the trainer to stop after the step at hand; a second SIGINT ends it."""
-    caught: list[int] = []
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and signal.SIGINT in caught:
-            raise KeyboardInterrupt
-        caught.append(number)
-        trainer.stop_asked = True
-
-    kinds = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
-    before = {kind: signal.signal(kind, ask) for kind in kinds}
-    try:
-        yield caught
-    finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
 
 
 def _summary(run: RunDirectory, recipe: Recipe) -> dict[str, object]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lerope.data.loader import Batch, Loader, assemble, validation_batches
 from lerope.data.shards import Corpus
+from lerope.data.signals import Signals
 from lerope.model.accounting import flops_per_token
 from lerope.rotary.encodings import Encoding
 from lerope.rotary.optim import clip_grad_norm_, frequency_parameters, param_groups
@@ -60,8 +61,6 @@ class Trainer:
         self.recipe, self.setup, self.corpus, self.loader = recipe, setup, corpus, loader
         self.run, self.ranks, self.micro_batch_rows, self.peak_flops = run, ranks, micro_batch_rows, peak_flops
         self._backend = None if setup.attention == "auto" else setup.attention
-        self.stop_asked = False
-        """Set this at any time, on any rank: the run saves a checkpoint after the step at hand and ends."""
         self.replica = build(recipe.model, encoding, recipe.seed, setup, ranks)
         self.model = self.replica.model
         self.learns = bool(frequency_parameters(self.model))
@@ -83,14 +82,15 @@ class Trainer:
             self.run.rewind(-1 if found is None else step)
         return step, complaints
 
-    def train(self, start: int, records: Records | None, display: Display | None) -> int:
+    def train(self, start: int, signals: Signals, records: Records | None, display: Display | None) -> int:
         """Trains from step `start` until the end of the recipe, or until asked to stop; the steps done by then.
 
         Args:
             start: what `resume` returned.
+            signals: one on any rank stops the run on all, after the step at hand and a checkpoint.
             records, display: the main rank's; None elsewhere.
         """
-        self.records, self.display = records, display
+        self.signals, self.records, self.display = signals, records, display
         recipe, setup = self.recipe, self.setup
         if start == 0:
             self._record_frequencies(0)
@@ -148,7 +148,7 @@ class Trainer:
             sums[0] += loss.detach()
         norms = clip_grad_norm_(self.model, recipe.max_norm, recipe.frequency_max_norm)
         self.optimizer.step()
-        sums[1] = float(self.stop_asked)
+        sums[1] = float(self.signals.received is not None)
         numbers = torch.stack([*ranks.sum(sums).unbind(), *(norm.to(sums) for norm in norms)])
         arrived = None
         if ranks.device.type == "cuda":

@@ -1,0 +1,80 @@
+"""lerope data: prepare text for training, or look at prepared data."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from lerope.cli.stopping import stoppable
+from lerope.data.prepare import prepare as prepare_corpus
+from lerope.data.summary import describe, summarize
+
+
+def prepare(
+    sources: Annotated[Positional[list[str]], arg(metavar="SOURCE...", help_behavior_hint="")],
+    out: Annotated[Path, arg(metavar="DIR")],
+    tokenizer: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
+    vocab_size: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
+    text_field: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: text)")] = None,
+    validation_fraction: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: 0.01)")] = None,
+    validation: Annotated[tuple[str, ...], arg(metavar="SOURCE...", help_behavior_hint="")] = (),
+    skip_invalid: bool = False,
+    workers: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: as many as cores)")] = None,
+) -> None:
+    """Turn text into a tokenizer, token shards and a manifest.
+
+    Stopped at any moment, the same command goes on where it was; the result is the same for any number of workers.
+
+    Example: lerope data prepare my-text/ --out data/my-text
+
+    Args:
+        sources: Files or folders of .txt .md .py .jsonl .jsonl.gz .jsonl.xz .jsonl.zst .parquet; python: for the
+            sources of this Python; hf:NAME or hf:NAME:CONFIG for a Hugging Face dataset (hf:c4, hf:starcoder).
+        out: The folder to make.
+        tokenizer: An existing SentencePiece model; without it, one is trained on a sample of the sources.
+        vocab_size: Pieces to train, 32,000 if not given; with --tokenizer, how many of its ids to use.
+        text_field: The field that holds the text in JSON, Parquet and datasets.
+        validation_fraction: Share of the documents, by a hash of their text, for validation.
+        validation: Sources for validation, instead of a share of the documents.
+        skip_invalid: Leave out documents that are not valid UTF-8, and count them.
+        workers: Processes that encode.
+    """
+    with stoppable():
+        manifest = prepare_corpus(
+            sources,
+            out,
+            tokenizer=tokenizer,
+            vocab_size=vocab_size,
+            text_field=text_field,
+            validation_fraction=validation_fraction,
+            validation=validation,
+            skip_invalid=skip_invalid,
+            num_workers=workers,
+        )
+    for name, split in manifest.splits.items():
+        size = f"{split.num_tokens:,} tokens, {split.num_bytes / 1e6:,.1f} MB of text"
+        print(f"{name:10}  {split.num_documents:,} documents, {size}")
+    print(f"skipped     {manifest.num_skipped:,} documents, empty or invalid")
+    print(f"fingerprint {manifest.fingerprint()}")
+
+
+def inspect(
+    directory: Annotated[Positional[Path], arg(metavar="DIR")],
+    samples: int = 3,
+    json_: Annotated[bool, arg(name="json")] = False,
+) -> None:
+    """Check prepared data and show what is in it: counts, lengths, unigram entropy, samples.
+
+    Example: lerope data inspect data/my-text --samples 5
+
+    Args:
+        directory: What `lerope data prepare` made.
+        samples: How many documents of each split to show the beginning of.
+        json_: Print JSON.
+    """
+    summary = summarize(directory, samples)
+    print(json.dumps(summary, indent=1) if json_ else describe(summary))
+
+
+COMMAND = {"prepare": prepare, "inspect": inspect}

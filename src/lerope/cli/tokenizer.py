@@ -1,0 +1,59 @@
+"""lerope tokenizer: train a tokenizer, or look at one."""
+
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from lerope.cli.stopping import stoppable
+from lerope.data.summary import printable
+from lerope.data.tokenizer import VOCAB_SIZE, Tokenizer
+from lerope.data.training import train_on_sources
+
+
+def train(
+    sources: Annotated[Positional[list[str]], arg(metavar="SOURCE...", help_behavior_hint="")],
+    out: Annotated[Path, arg(metavar="FILE")],
+    vocab_size: int = VOCAB_SIZE,
+    text_field: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: text)")] = None,
+    skip_invalid: bool = False,
+) -> None:
+    """Train a SentencePiece BPE tokenizer that gives every text back exactly.
+
+    Example: lerope tokenizer train my-text/ --out my.model --vocab-size 8000
+
+    Args:
+        sources: What `lerope data prepare` takes; of large ones a sample is used.
+        out: The .model file to write.
+        vocab_size: Pieces, 256 of them bytes.
+        text_field: The field that holds the text in JSON, Parquet and datasets.
+        skip_invalid: Leave out documents that are not valid UTF-8.
+    """
+    with stoppable():
+        tokenizer = train_on_sources(sources, out, vocab_size, text_field, skip_invalid)
+    print(f"{out}: {tokenizer.num_pieces:,} pieces, sha256 {tokenizer.sha256}")
+
+
+def show(
+    file: Annotated[Positional[Path], arg(metavar="FILE")],
+    text: Annotated[str | None, arg(metavar="TEXT", help_behavior_hint="")] = None,
+) -> None:
+    """Show what a tokenizer is and how it cuts a text.
+
+    Example: lerope tokenizer show data/my-text/tokenizer.model --text "Hello, world"
+
+    Args:
+        file: A SentencePiece .model file.
+        text: A text to cut.
+    """
+    tokenizer = Tokenizer(file)
+    print(f"{file}: {tokenizer.num_pieces:,} pieces, BOS {tokenizer.bos}, EOS {tokenizer.eos}")
+    print(f"sha256 {tokenizer.sha256}")
+    if text is not None:
+        tokens = tokenizer.encode([text])[0]
+        print(" ".join(f"{token}:{printable(tokenizer.piece(int(token)))}" for token in tokens))
+        same = "the text comes back exactly" if tokenizer.decode(tokens) == text else "the text does not come back"
+        print(f"{len(tokens)} tokens, {same}")
+
+
+COMMAND = {"train": train, "show": show}

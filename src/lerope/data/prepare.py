@@ -1,0 +1,278 @@
+"""Sources to a corpus directory: tokenizer, shards, manifest. Can be stopped at any moment and continued exactly."""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from lerope.data.display import Display, Rate
+from lerope.data.resume import PROGRESS, Progress, compare, full_disk_explained, locked
+from lerope.data.shards import (
+    MANIFEST,
+    SPLITS,
+    TOKENIZER,
+    Manifest,
+    Shard,
+    SplitManifest,
+    SplitName,
+    SplitWriter,
+    token_dtype,
+    unigram_entropy,
+    write_whole,
+)
+from lerope.data.signals import Signals, Stopped
+from lerope.data.sources import Part, find_parts, parts_digest, read_part, sample
+from lerope.data.tokenizer import VOCAB_SIZE, Tokenizer
+from lerope.data.training import check_sources, check_vocab_size, train_in_child
+from lerope.data.workers import Batch, Encoded, WorkerDied, encode_batches
+
+VALIDATION_FRACTION = 0.01
+_CHECKED_BYTES = 2_000_000
+_BATCH_CHARACTERS = 1 << 20
+_RECORD_CHARACTERS = 64  # what a record counts for beside its text, so that a batch of tiny ones is small too
+_SAVE_SECONDS = 5.0
+
+Parts = list[tuple[Part, SplitName | None]]
+"""With the split that each belongs to; None where that is decided document by document."""
+
+
+def prepare(
+    sources: Sequence[str],
+    out: str | os.PathLike[str],
+    *,
+    tokenizer: str | os.PathLike[str] | None = None,
+    vocab_size: int | None = None,
+    text_field: str | None = None,
+    validation_fraction: float | None = None,
+    validation: Sequence[str] = (),
+    skip_invalid: bool = False,
+    num_workers: int | None = None,
+) -> Manifest:
+    """Prepares a corpus, or continues with it; asked again for one that is complete, it only checks the settings.
+
+    Args:
+        sources: see `lerope.data.sources`.
+        out: the corpus directory.
+        tokenizer: an existing SentencePiece model; without it one is trained on a sample of the sources.
+        vocab_size: pieces to train (32,000), or how many ids of the existing model to use (all).
+        text_field: the field of JSON objects, rows or datasets that holds the text.
+        validation_fraction: share of the documents, chosen by a hash of their text, for the validation split (0.01).
+        validation: sources of the validation split, instead of a share of `sources`.
+        skip_invalid: leave out documents that are not valid UTF-8, and count them.
+        num_workers: processes that encode; as many as there are cores. The result does not depend on it.
+
+    Raises:
+        Stopped: after Ctrl-C or SIGTERM, with the progress saved.
+    """
+    fraction = _fraction(validation_fraction, validation)
+    check_sources(sources)
+    if num_workers is not None and num_workers < 1:
+        raise ValueError(f"workers must be 1 or more; got {num_workers}.")
+    check_vocab_size(vocab_size)
+    training = [part for source in sources for part in find_parts(source, text_field, skip_invalid)]
+    held_out = [part for source in validation for part in find_parts(source, text_field, skip_invalid)]
+    settings = {
+        "sources": list(sources),
+        "validation": list(validation),
+        "validation_fraction": fraction,
+        "text_field": text_field,
+        "skip_invalid": skip_invalid,
+        "vocab_size": vocab_size,
+        "tokenizer": None if tokenizer is None else Tokenizer(tokenizer, vocab_size).sha256,
+        "files": parts_digest([*training, *held_out]),
+    }
+    parts: Parts = [(part, "train" if validation else None) for part in training]
+    parts += [(part, "validation") for part in held_out]
+    directory = Path(out)
+    with locked(directory), full_disk_explained(directory):
+        if (directory / MANIFEST).exists():
+            manifest = Manifest.load(directory)
+            compare({"sources": manifest.sources, **manifest.settings}, settings, directory)
+            (directory / PROGRESS).unlink(missing_ok=True)
+            print(f"{directory} is complete.")
+            return manifest
+        with Signals() as signals, Display() as display:
+            progress = Progress.open(directory, settings)
+            progress.save(directory)
+            model = _make_tokenizer(directory, progress, tokenizer, training, signals, display)
+            splits = _encode(directory, progress, model, parts, num_workers or _num_cores(), signals, display)
+            return _finish(directory, progress, model, splits)
+
+
+def _fraction(validation_fraction: float | None, validation: Sequence[str]) -> float:
+    if validation:
+        if validation_fraction is not None:
+            raise ValueError(
+                f"validation_fraction {validation_fraction:g} and validation sources exclude each other; give one."
+            )
+        return 0.0
+    fraction = VALIDATION_FRACTION if validation_fraction is None else validation_fraction
+    if not 0 < fraction < 1:
+        raise ValueError(f"validation_fraction must be between 0 and 1, both excluded; got {fraction:g}.")
+    return fraction
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _make_tokenizer(
+    directory: Path,
+    progress: Progress,
+    given: str | os.PathLike[str] | None,
+    parts: list[Part],
+    signals: Signals,
+    display: Display,
+) -> Tokenizer:
+    """Copies the given tokenizer or trains one; or loads what is there from before."""
+    path, vocab_size = directory / TOKENIZER, progress.settings["vocab_size"]
+    if progress.tokenizer_sha256 is None:
+        if given is None:
+            fraction = progress.settings["validation_fraction"]
+            train_in_child(parts, vocab_size or VOCAB_SIZE, path, fraction, signals, display)
+        else:
+            write_whole(path, Path(given).read_bytes())
+            texts = list(sample(parts, _CHECKED_BYTES))
+            if num_lossy := Tokenizer(path, vocab_size).num_lossy(texts):
+                why = "their text does not come back as it was, as with normalization or unknown characters"
+                display.say(f"Warning: {given} loses {num_lossy:,} of {len(texts):,} documents looked at: {why}.")
+    tokenizer = Tokenizer(path, vocab_size)
+    if progress.tokenizer_sha256 not in (None, tokenizer.sha256):
+        raise ValueError(f"{path} has changed since this corpus was begun; restore it or delete {directory}.")
+    progress.tokenizer_sha256 = tokenizer.sha256
+    progress.save(directory)
+    return tokenizer
+
+
+def _encode(
+    directory: Path,
+    progress: Progress,
+    tokenizer: Tokenizer,
+    parts: Parts,
+    num_workers: int,
+    signals: Signals,
+    display: Display,
+) -> dict[SplitName, list[Shard]]:
+    """Reads, encodes and writes all documents that are still to do."""
+    dtype = token_dtype(tokenizer.vocab_size)
+    writers = {split: SplitWriter(directory, split, dtype, progress.shards[split]) for split in SPLITS}
+
+    def save() -> None:
+        progress.shards = {split: writer.state() for split, writer in writers.items()}
+        progress.save(directory)
+
+    sizes = [part.size for part, _ in parts]
+    rate = Rate(progress, None if None in sizes else sum(size or 0 for size in sizes))
+    saved = time.monotonic()
+    batches = _batches(parts, progress.part, progress.record)
+    fraction = progress.settings["validation_fraction"]
+    encoded = encode_batches(batches, str(directory / TOKENIZER), tokenizer.vocab_size, fraction, num_workers)
+    try:
+        with closing(encoded):
+            for batch, splits in encoded:
+                for split, done in splits.items():
+                    writers[split].append(done.tokens, done.lengths)
+                _count(progress, batch, splits)
+                display.show(rate.describe(progress))
+                signals.check()
+                if time.monotonic() > saved + _SAVE_SECONDS:
+                    save()
+                    saved = time.monotonic()
+    except WorkerDied:
+        save()
+        signals.check()  # one to the whole group of processes ends the workers too
+        raise ValueError(
+            "a worker process died, most likely because memory ran out; run the same command again, perhaps with fewer "
+            "--workers, it goes on from what is already prepared."
+        ) from None
+    except (Stopped, ValueError):  # raised between two batches, where shards and counts agree
+        save()
+        raise
+    save()
+    display.show("Hashing the shards")
+    return {split: writer.finish() for split, writer in writers.items()}
+
+
+def _batches(parts: Parts, first: int, record: int) -> Iterator[Batch]:
+    """Documents from a position on, about 1 MB at a time; where one batch ends, the next would begin anyway."""
+    texts: list[str] = []
+    num_invalid = size = 0
+    before = sum(part.size or 0 for part, _ in parts[:first])
+    for index in range(first, len(parts)):
+        part, split = parts[index]
+        for read in read_part(part, record):
+            texts += read.texts
+            num_invalid += not read.texts
+            size += sum(map(len, read.texts)) + _RECORD_CHARACTERS
+            if size >= _BATCH_CHARACTERS:
+                yield Batch(texts, split, index, read.stop, len(texts) + num_invalid, before + read.num_bytes_read)
+                texts, num_invalid, size = [], 0, 0
+        before += part.size or 0
+        record = 0
+        if size and (index + 1 == len(parts) or parts[index + 1][1] != split):
+            yield Batch(texts, split, index + 1, 0, len(texts) + num_invalid, before)
+            texts, num_invalid, size = [], 0, 0
+
+
+def _count(progress: Progress, batch: Batch, splits: dict[SplitName, Encoded]) -> None:
+    for split, done in splits.items():
+        progress.num_documents[split] += len(done.lengths)
+        progress.num_tokens[split] += len(done.tokens)
+        progress.num_bytes[split] += done.num_bytes
+    progress.num_skipped += batch.num_documents - sum(len(done.lengths) for done in splits.values())
+    progress.part, progress.record, progress.num_bytes_read = batch.part, batch.record, batch.num_bytes_read
+
+
+def _finish(
+    directory: Path, progress: Progress, tokenizer: Tokenizer, shards: dict[SplitName, list[Shard]]
+) -> Manifest:
+    """Writes the manifest, with which the corpus is complete."""
+    settings = progress.settings
+    total = sum(progress.num_documents.values())
+    if not total:
+        raise ValueError(
+            f"the sources hold no document with text, {progress.num_skipped:,} are empty or invalid; name others and "
+            f"another --out."
+        )
+    for split, count in progress.num_documents.items():
+        if not count:
+            fix = "--validation sources with text" if settings["validation"] else "another --validation-fraction"
+            raise ValueError(
+                f"the {split} split is empty, all {total:,} documents are in the other; give {fix} and another --out."
+            )
+    named = ", ".join(settings["validation"])
+    manifest = Manifest(
+        sources=settings["sources"],
+        validation=named or f"{settings['validation_fraction']:g} of the documents, by a hash of their text",
+        vocab_size=tokenizer.vocab_size,
+        bos=tokenizer.bos,
+        eos=tokenizer.eos,
+        tokenizer_sha256=tokenizer.sha256,
+        num_skipped=progress.num_skipped,
+        splits={
+            split: SplitManifest(
+                num_documents=progress.num_documents[split],
+                num_tokens=progress.num_tokens[split],
+                num_bytes=progress.num_bytes[split],
+                unigram_entropy=_entropy(directory, shards[split], tokenizer.vocab_size),
+                shards=shards[split],
+            )
+            for split in SPLITS
+        },
+        settings={name: value for name, value in settings.items() if name != "sources"},
+    )
+    manifest.save(directory)
+    (directory / PROGRESS).unlink()
+    return manifest
+
+
+def _entropy(directory: Path, shards: list[Shard], vocab_size: int) -> float:
+    counts = np.zeros(vocab_size, np.int64)
+    for shard in shards:
+        with (directory / f"{shard.name}.tokens").open("rb") as file:
+            while block := file.read(1 << 22):
+                counts += np.bincount(np.frombuffer(block, token_dtype(vocab_size)), minlength=vocab_size)
+    return unigram_entropy(counts)

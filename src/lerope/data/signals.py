@@ -1,0 +1,43 @@
+"""Ctrl-C and requests to stop, as a question asked at safe moments instead of an exception at any."""
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class Stopped(Exception):  # noqa: N818 (what happened, like KeyboardInterrupt)
+    """The process was asked to stop and has saved its work."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+
+class Signals:
+    """While entered, remembers the first SIGINT, SIGTERM or SIGUSR2; a second one interrupts at once."""
+
+    KINDS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Signals":
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._on) for number in self.KINDS}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Raises Stopped once a signal has come."""
+        if self.received is not None:
+            raise Stopped(self.received)
+
+    def _on(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = number

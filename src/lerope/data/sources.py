@@ -1,0 +1,121 @@
+"""Where text comes from. A SOURCE is one of
+
+* a file or a folder of .txt .md .py .jsonl .jsonl.gz .jsonl.xz .jsonl.zst .parquet,
+* `python:`, the Python sources of the running interpreter,
+* `hf:NAME` or `hf:NAME:CONFIG`, a Hugging Face dataset (`hf:c4` and `hf:starcoder` are known by these names).
+"""
+
+import hashlib
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from lerope.data import hub
+from lerope.data.readers import Record, read_jsonl, read_parquet, read_text
+
+_TEXT = (".txt", ".md", ".py")
+_JSONL = (".jsonl", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst")
+ENDINGS = (*_TEXT, *_JSONL, ".parquet")
+# Folders that hold no library code, or code whose point is to be odd.
+_NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+
+
+class Part(NamedTuple):
+    """A file or a dataset: records are read from it in order and counted from 0."""
+
+    name: str
+    """Its name within the source, the same wherever the source lies."""
+    location: str
+    field: str
+    skip_invalid: bool
+    size: int | None
+    """Bytes on the disk, None where that is unknown."""
+
+
+def find_parts(source: str, text_field: str | None = None, skip_invalid: bool = False) -> list[Part]:
+    """What a source consists of, in the order in which it is read.
+
+    Args:
+        source: see above.
+        text_field: which field of a JSON object, row or dataset holds the text; `text` or what a known dataset has.
+        skip_invalid: leave out documents that are not valid UTF-8 instead of raising.
+    """
+    if source.startswith("hf:"):
+        field = text_field or hub.parse(source[3:]).field
+        return [Part(source, source, field, skip_invalid, None)]
+    field = text_field or "text"
+    if source == "python:":
+        library = Path(sysconfig.get_path("stdlib"))
+        found = [path for path in _files(library, _NOT_LIBRARY) if path.suffix == ".py"]
+        return [_part(path, library, field, True) for path in found]
+    path = Path(source)
+    if not path.exists():
+        raise ValueError(f"source {source!r} does not exist; name a file, a folder, python: or hf:NAME.")
+    endings = " ".join(ENDINGS)
+    if not path.is_dir():
+        if not path.name.endswith(ENDINGS):
+            raise ValueError(f"source {source!r} has an unknown ending; it must be one of {endings}.")
+        return [_part(path, path.parent, field, skip_invalid)]
+    found = [file for file in _files(path, set()) if file.name.endswith(ENDINGS)]
+    if not found:
+        raise ValueError(f"source {source!r} is a folder without any file of {endings}.")
+    return [_part(file, path, field, skip_invalid) for file in found]
+
+
+def read_part(part: Part, start: int = 0) -> Iterator[Record]:
+    """The records of a part, from a number on; whatever is wrong with it is one ValueError that says where."""
+    if part.location.startswith("hf:"):
+        return hub.read_dataset(part.location[3:], start, part.field, part.skip_invalid)
+    path = Path(part.location)
+    if path.name.endswith(_TEXT):
+        return read_text(path, start, part.skip_invalid)
+    read = read_parquet if path.suffix == ".parquet" else read_jsonl
+    return read(path, start, part.field, part.skip_invalid)
+
+
+def parts_digest(parts: Iterable[Part]) -> str:
+    """A hash of names and sizes, to notice that a source is no longer what it was."""
+    hasher = hashlib.sha256()
+    for part in parts:
+        hasher.update(f"{part.name}\0{part.size}\0".encode(errors="surrogateescape"))
+    return hasher.hexdigest()
+
+
+def sample(parts: list[Part], max_bytes: int) -> Iterator[str]:
+    """Documents of up to `max_bytes` in all, always the same ones, spread over the parts and within them.
+
+    A source that is not much larger is used whole. Of a larger one every part gives its share, and of a large file
+    every k-th record is taken, from the first 8 times its share at most.
+    """
+    total = sum(part.size or 0 for part in parts)
+    everything = total <= max_bytes
+    share = max(max_bytes // max(len(parts), 1), 1 << 20)
+    left = max_bytes
+    for part in sorted(parts, key=lambda part: hashlib.sha256(os.fsencode(part.name)).digest()):
+        limit = left if everything else min(left, share)
+        step = 1 if everything else min(8, (part.size or 0) // share + 1)
+        for number, record in enumerate(read_part(part)):
+            if limit <= 0:
+                break
+            if number % step:
+                continue
+            for text in record.texts:
+                size = len(text.encode())
+                limit, left = limit - size, left - size
+                yield text
+        if left <= 0:
+            return
+
+
+def _part(path: Path, root: Path, field: str, skip_invalid: bool) -> Part:
+    return Part(path.relative_to(root).as_posix(), str(path), field, skip_invalid, path.stat().st_size)
+
+
+def _files(root: Path, without: set[str]) -> Iterator[Path]:
+    """All files below a folder in a fixed order, no hidden ones."""
+    for folder, below, names in os.walk(root):
+        below[:] = sorted(name for name in below if not name.startswith(".") and name not in without)
+        paths = (Path(folder, name) for name in sorted(names) if not name.startswith("."))
+        yield from (path for path in paths if path.is_file())

@@ -1,0 +1,161 @@
+"""SentencePiece tokenizers: training one that gives every text back exactly, and using any that has BOS and EOS."""
+
+import hashlib
+import io
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lerope.data.readers import missing_package
+from lerope.data.shards import Tokens, token_dtype, write_whole
+
+VOCAB_SIZE = 32_000
+_SPACE = "\u2581"  # SentencePiece writes a space as this character
+_UNKNOWN = "\u2585"  # and leaves out training texts that hold this one
+_SENTENCE_CHARACTERS = 1 << 14
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, path: Path) -> None:
+    """Trains a BPE vocabulary in which bytes stand for whatever has no piece, so that no text is unknown or changed.
+
+    Args:
+        texts: what to learn from; held in memory.
+        vocab_size: pieces in all, with 3 special ones and 256 bytes.
+        path: the SentencePiece model to write.
+    """
+    model = io.BytesIO()
+    try:
+        _sentencepiece().SentencePieceTrainer.train(
+            sentence_iterator=_sentences(texts),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=vocab_size,
+            character_coverage=0.9995,
+            byte_fallback=True,
+            split_digits=True,
+            allow_whitespace_only_pieces=True,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            max_sentence_length=4 * _SENTENCE_CHARACTERS,
+            unk_id=0,
+            bos_id=1,
+            eos_id=2,
+            pad_id=-1,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise ValueError(_training_sentence(str(error), vocab_size)) from None
+    write_whole(path, model.getvalue())
+
+
+def _training_sentence(message: str, vocab_size: int) -> str:
+    if found := re.search(r"too high .* value <= (\d+)", message):
+        most = int(found[1])
+        fix = f"it gives at most {most:,} pieces, pass --vocab-size {most} or more text"
+        return f"vocab_size {vocab_size:,} is too large for this text; {fix}."
+    if found := re.search(r"required_chars\. \d+ vs (\d+)", message):
+        least = int(found[1])
+        fix = f"bytes and characters alone take {least:,} pieces, pass --vocab-size {least} or more"
+        return f"vocab_size {vocab_size:,} is too small for this text; {fix}."
+    if "sentences_.empty()" in message:
+        return "the sources hold no text to train a tokenizer on; name sources with text."
+    return f"the tokenizer cannot be trained ({' '.join(message.split())}); try another --vocab-size."
+
+
+def _sentences(texts: Iterable[str]) -> Iterator[str]:
+    """Texts in stretches: SentencePiece ends the whole process at a word of more than 65,535 characters."""
+    for text in texts:
+        text = text.replace(_UNKNOWN, " ").replace(_SPACE, " ")
+        start = 0
+        while start < len(text):
+            stop = start + _SENTENCE_CHARACTERS
+            stop = text.rfind("\n", start, stop) + 1 or stop if stop < len(text) else stop
+            yield text[start:stop]
+            start = stop
+
+
+class Tokenizer:
+    """A SentencePiece model: texts to tokens with BOS and EOS, and back."""
+
+    def __init__(self, path: str | os.PathLike[str], vocab_size: int | None = None) -> None:
+        """Loads a model.
+
+        Args:
+            path: the `.model` file.
+            vocab_size: fewer ids than the model has pieces; the others become the unknown one.
+        """
+        try:
+            content = Path(path).read_bytes()
+        except OSError as error:
+            raise ValueError(f"tokenizer {path} cannot be read ({error.strerror}); name a .model file.") from None
+        self._model: Any = _sentencepiece().SentencePieceProcessor()
+        try:
+            if not content:
+                raise RuntimeError
+            self._model.LoadFromSerializedProto(content)
+        except RuntimeError:
+            raise ValueError(f"tokenizer {path} is not a SentencePiece model; name a .model file.") from None
+        self.sha256 = hashlib.sha256(content).hexdigest()
+        self.num_pieces: int = self._model.get_piece_size()
+        self.vocab_size = self.num_pieces if vocab_size is None else vocab_size
+        self.bos: int = self._model.bos_id()
+        self.eos: int = self._model.eos_id()
+        self.unknown: int = self._model.unk_id()
+        for name, special in (("BOS", self.bos), ("EOS", self.eos)):
+            if special < 0:
+                raise ValueError(f"tokenizer {path} has no {name} piece; use one that was trained with BOS and EOS.")
+        least = max(self.bos, self.eos, self.unknown) + 1
+        if not least <= self.vocab_size <= self.num_pieces:
+            raise ValueError(
+                f"vocab_size must be {least:,} to {self.num_pieces:,}, the pieces of {path}; got {self.vocab_size:,}."
+            )
+        in_bytes = [self._model.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE.encode()]
+        adds_space = self._model.encode("a", out_type=str)[0].startswith(_SPACE)
+        self._space_in_bytes = None if self.unknown in in_bytes or adds_space else in_bytes
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        """The tokens of each text, from BOS to EOS."""
+        return [self._array(ids) for ids in map(self._ids, texts)]
+
+    def decode(self, tokens: Tokens | Sequence[int]) -> str:
+        """The text of tokens."""
+        special = (self.bos, self.eos)
+        return str(self._model.decode([int(token) for token in tokens if token not in special]))
+
+    def piece(self, token: int) -> str:
+        """How the model writes a token."""
+        return str(self._model.id_to_piece(token))
+
+    def num_lossy(self, texts: Iterable[str]) -> int:
+        """How many texts do not come back as they were."""
+        return sum(self.decode(tokens) != text for text in texts for tokens in self.encode([text]))
+
+    def _ids(self, text: str) -> list[int]:
+        if self._space_in_bytes is None or _SPACE not in text:
+            return list(self._model.encode(text))
+        # The character that stands for a space in pieces would come back as a space, but not if it is spelled in bytes.
+        first, *others = self._model.encode(text.split(_SPACE), num_threads=1)
+        ids = list(first)
+        for other in others:
+            ids += self._space_in_bytes
+            ids += other
+        return ids
+
+    def _array(self, ids: list[int]) -> Tokens:
+        tokens: Tokens = np.array([self.bos, *ids, self.eos], token_dtype(self.num_pieces))
+        if self.vocab_size < self.num_pieces:
+            tokens[tokens >= self.vocab_size] = self.unknown
+        return tokens.astype(token_dtype(self.vocab_size), copy=False)
+
+
+def _sentencepiece() -> Any:
+    try:
+        import sentencepiece
+    except ImportError:
+        raise missing_package("sentencepiece", "A tokenizer") from None
+    return sentencepiece

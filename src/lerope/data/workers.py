@@ -1,0 +1,161 @@
+"""Processes beside the main one: a pool that turns batches of documents into tokens, and a child that trains."""
+
+import hashlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lerope.data.shards import SPLITS, SplitName, Tokens
+from lerope.data.tokenizer import Tokenizer
+
+_POLL_SECONDS = 0.2
+
+
+class Batch(NamedTuple):
+    """Some documents in order, and where reading goes on after them."""
+
+    texts: list[str]
+    split: SplitName | None
+    """None: by the hash of each text."""
+    part: int
+    record: int
+    num_documents: int
+    """With those that are skipped."""
+    num_bytes_read: int
+    """Of all parts, as they lie on the disk."""
+
+
+class Encoded(NamedTuple):
+    """A batch's documents of one split."""
+
+    tokens: Tokens
+    """End to end."""
+    lengths: npt.NDArray[np.int64]
+    num_bytes: int
+
+
+class WorkerDied(Exception):  # noqa: N818 (what happened, like KeyboardInterrupt)
+    """A process ended without a word, as when the system is out of memory."""
+
+
+def split_of(text: str, validation_fraction: float) -> SplitName:
+    """The side a document belongs to: a function of its text alone, so that equal texts never meet across sides."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return "validation" if int.from_bytes(digest, "big") < validation_fraction * 2**64 else "train"
+
+
+def encode_batches(
+    batches: Iterable[Batch], tokenizer: str, vocab_size: int, validation_fraction: float, num_workers: int
+) -> Generator[tuple[Batch, dict[SplitName, Encoded]], None, None]:
+    """Encodes batches in processes and gives them back in order, a bounded number of them under way."""
+    context = multiprocessing.get_context("spawn")  # no thread or lock of this process is copied
+    arguments = (tokenizer, vocab_size, validation_fraction)
+    pool = ProcessPoolExecutor(num_workers, context, initializer=_begin, initargs=arguments)
+    under_way: deque[tuple[Batch, Future[dict[SplitName, Encoded]]]] = deque()
+    try:
+        for batch in batches:
+            with _without_interrupts():
+                under_way.append((batch._replace(texts=[]), pool.submit(_encode, batch.texts, batch.split)))
+            if len(under_way) >= 2 * num_workers + 2:
+                yield _done(*under_way.popleft())
+        while under_way:
+            yield _done(*under_way.popleft())
+    except BrokenProcessPool:
+        raise WorkerDied from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def run_in_child(function: Callable[..., None], *arguments: Any, wait: Callable[[], None]) -> None:
+    """Calls a function in another process; `wait` is called several times a second and may raise to end it."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    child = context.Process(target=_call, args=(there, function, *arguments), daemon=True)
+    with _without_interrupts():
+        child.start()
+    there.close()
+    try:
+        while not here.poll(_POLL_SECONDS):
+            wait()
+        message = here.recv()
+    except EOFError:
+        raise WorkerDied from None
+    finally:
+        child.terminate()
+        child.join()
+    if message is not None:
+        raise ValueError(message)
+
+
+def _done(batch: Batch, future: Future[dict[SplitName, Encoded]]) -> tuple[Batch, dict[SplitName, Encoded]]:
+    return batch, future.result()
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """A process started in here never gets Ctrl-C, which a terminal sends to all: only the main process acts on it."""
+    resource_tracker.ensure_running()  # its start would let interrupts through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_parent() -> None:
+    """A main process that was killed cannot end its children, so they watch it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+
+        def watch() -> None:
+            parent.join()
+            os._exit(1)
+
+        threading.Thread(target=watch, daemon=True).start()
+
+
+def _call(there: Connection, function: Callable[..., None], *arguments: Any) -> None:
+    _end_with_parent()
+    try:
+        function(*arguments)
+        there.send(None)
+    except ValueError as error:
+        there.send(str(error))
+    except OSError as error:
+        there.send(f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror or error}.")
+
+
+_tokenizer: Tokenizer
+_validation_fraction: float
+
+
+def _begin(tokenizer: str, vocab_size: int, validation_fraction: float) -> None:
+    global _tokenizer, _validation_fraction
+    _end_with_parent()
+    _tokenizer, _validation_fraction = Tokenizer(tokenizer, vocab_size), validation_fraction
+
+
+def _encode(texts: list[str], split: SplitName | None) -> dict[SplitName, Encoded]:
+    chosen: dict[SplitName, list[str]] = {name: [] for name in SPLITS}
+    for text in texts:
+        if text and not text.isspace():
+            chosen[split or split_of(text, _validation_fraction)].append(text)
+    encoded = {}
+    for name, documents in chosen.items():
+        arrays = _tokenizer.encode(documents)
+        if arrays:
+            lengths = np.array([len(array) for array in arrays], np.int64)
+            encoded[name] = Encoded(np.concatenate(arrays), lengths, sum(len(text.encode()) for text in documents))
+    return encoded
