@@ -16,8 +16,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(READY)  ## a guided tour: frequencies learn on a small retrieval task
-	@$(BIN)/python examples/tour.py
+demo: $(READY)  ## train RoPE and LeRoPE on this machine's Python sources, and compare
+	@$(BIN)/lerope demo
 
 test: lint      ## lint, types and all tests that need no GPU
 	@$(BIN)/python -m pytest
@@ -33,8 +33,9 @@ lint: $(READY)  ## ruff (format and rules) and mypy
 format: $(READY)  ## rewrite the code as ruff wants it
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .
 
-bench: $(READY)  ## CPU speed against rotary-embedding-torch and Hugging Face
+bench: $(READY)  ## CPU speed of rotations and of data preparation against peers (ten minutes, on an idle machine)
 	@$(BIN)/python benchmarks/rotary_cpu.py
+	@$(BIN)/python benchmarks/data_prepare.py
 
 figures: $(READY)  ## the pictures in docs/
 	@$(BIN)/python docs/figures/wavelengths.py
