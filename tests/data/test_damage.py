@@ -366,7 +366,7 @@ def test_a_second_process_in_the_same_folder(begun, tmp_path, capfd):
     (tmp_path / "out").mkdir()
     with (tmp_path / "out" / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert f"another process is preparing into {tmp_path / 'out'}" in complaint(capfd, *begun)
+        assert f"{tmp_path / 'out'} is in use by another process" in complaint(capfd, *begun)
     main(list(map(str, begun)))
 
 

@@ -210,7 +210,7 @@ def test_other_data_is_refused(data, tmp_path, straight):
 def test_a_folder_with_other_files_is_refused(data, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("important")
-    with pytest.raises(ValueError, match=r"holds other files and no run.json; choose an empty or new folder"):
+    with pytest.raises(ValueError, match=r"holds other files and no run.json; name an empty or new folder"):
         tiny_run(data, tmp_path / "run")
     assert (tmp_path / "run" / "thesis.tex").read_text() == "important"
 
@@ -230,7 +230,8 @@ def test_a_run_directory_that_cannot_be_made(data, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["train", *args, "--out", str(tmp_path / "file" / "run")])
     assert stop.value.code == 2
-    assert capsys.readouterr().err == f"lerope train: {tmp_path}/file/run: Not a directory.\n"
+    sentence = f"out must be a folder that can be written; got {tmp_path}/file/run (Not a directory)."
+    assert capsys.readouterr().err == f"lerope train: {sentence}\n"
 
 
 def test_two_processes_cannot_share_a_run(data, tmp_path):

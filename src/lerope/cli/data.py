@@ -30,7 +30,7 @@ def prepare(
 
     Args:
         sources: Files or folders of .txt .md .py .jsonl .jsonl.gz .jsonl.xz .jsonl.zst .parquet; python: for the
-            sources of this Python; hf:NAME or hf:NAME:CONFIG for a Hugging Face dataset (hf:c4, hf:starcoder).
+            sources of this Python; hf:NAME[:CONFIG[:SPLIT]] for a Hugging Face dataset (hf:c4, hf:starcoder).
         out: The folder to make.
         tokenizer: An existing SentencePiece model; without it, one is trained on a sample of the sources.
         vocab_size: Pieces to train, 32,000 if not given; with --tokenizer, how many of its ids to use.

@@ -60,10 +60,14 @@ class Rate:
         if self._total is None or read <= self._read:
             return text
         left = seconds * (self._total - read) / (read - self._read)
-        return f"{text}, {100 * read / self._total:.0f}%, {_duration(left)} left"
+        return f"{text}, {100 * read / self._total:.0f}%, {duration(left)} left"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A time in its two largest units."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -14,6 +14,7 @@ class Dataset(NamedTuple):
     config: str | None = None
     data_dir: str | None = None
     field: str = "text"
+    split: str = "train"
 
 
 _KNOWN = {
@@ -23,16 +24,16 @@ _KNOWN = {
 
 
 def parse(source: str) -> Dataset:
-    """NAME or NAME:CONFIG; for StarCoder, CONFIG is the programming language."""
-    name, _, config = source.partition(":")
+    """NAME[:CONFIG[:SPLIT]]; for StarCoder, CONFIG is the programming language."""
+    name, _, rest = source.partition(":")
+    config, _, split = rest.partition(":")
     known = _KNOWN.get(name, Dataset(name))
-    if not config:
-        return known
-    return known._replace(**{"data_dir" if known.data_dir else "config": config})
+    changes = {"data_dir" if known.data_dir else "config": config, "split": split}
+    return known._replace(**{name: value for name, value in changes.items() if value})
 
 
 def read_dataset(source: str, start: int, field: str, skip_invalid: bool) -> Iterator[Record]:
-    """The records of the dataset's split `train`."""
+    """The records of a dataset's split."""
     try:
         import datasets
     except ImportError:
@@ -43,13 +44,13 @@ def read_dataset(source: str, start: int, field: str, skip_invalid: bool) -> Ite
     rows: Iterator[Any]
     try:
         stream = datasets.load_dataset(
-            dataset.name, dataset.config, data_dir=dataset.data_dir, split="train", streaming=True
+            dataset.name, dataset.config, data_dir=dataset.data_dir, split=dataset.split, streaming=True
         )
         rows = iter(stream.skip(start) if start else stream)
     except Exception as error:  # the library and those below it have many kinds
         raise ValueError(
             f"hf:{source}: the dataset cannot be opened ({_reason(error)}); check its name, its configuration, that it "
-            f"has a split 'train', and the network."
+            f"has a split {dataset.split!r}, and the network."
         ) from None
     number = start
     while True:

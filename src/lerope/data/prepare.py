@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from lerope.data.display import Display, Rate
-from lerope.data.resume import PROGRESS, Progress, compare, full_disk_explained, locked
+from lerope.data.files import locked, write_whole
+from lerope.data.resume import PROGRESS, Progress, compare, full_disk_explained
 from lerope.data.shards import (
     MANIFEST,
     SPLITS,
@@ -21,7 +22,6 @@ from lerope.data.shards import (
     SplitWriter,
     token_dtype,
     unigram_entropy,
-    write_whole,
 )
 from lerope.data.signals import Signals, Stopped
 from lerope.data.sources import Part, find_parts, parts_digest, read_part, sample

@@ -1,7 +1,6 @@
-"""What a half-prepared corpus directory remembers, and who may write to it."""
+"""What a half-prepared corpus directory remembers."""
 
 import errno
-import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,10 +8,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from lerope.data.shards import SPLITS, write_whole
+from lerope.data.files import write_whole
+from lerope.data.shards import SPLITS
 
 PROGRESS = "progress.json"
-_LOCK = ".lock"
 _MEANING = {"files": "the names or sizes of the sources' files", "tokenizer": "the tokenizer's content"}
 
 
@@ -71,24 +70,6 @@ def compare(before: dict[str, Any], now: dict[str, Any], directory: Path) -> Non
         raise ValueError(
             f"{directory} was begun with other settings: {what}; use the same, or name another folder with --out."
         )
-
-
-@contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Makes the directory and keeps every other process from preparing into it."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / _LOCK).open("a")
-    except OSError as error:
-        raise ValueError(f"out must be a folder that can be written; got {directory} ({error.strerror}).") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(
-                f"another process is preparing into {directory}; wait for it or name another folder with --out."
-            ) from None
-        yield
 
 
 @contextmanager

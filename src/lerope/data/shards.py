@@ -16,8 +16,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from lerope.data.files import sha256_of, write_whole
+
 Tokens = npt.NDArray[np.integer[Any]]
 SplitName = Literal["train", "validation"]
+Verify = Literal["changed", "all", "sizes"]
 SPLITS: tuple[SplitName, ...] = ("train", "validation")
 
 MANIFEST = "manifest.json"
@@ -199,25 +202,25 @@ class Split:
 class Corpus:
     """A prepared corpus, checked against its manifest before anything is read from it."""
 
-    def __init__(self, directory: str | os.PathLike[str], verify: bool = True, remember: bool = True) -> None:
+    def __init__(self, directory: str | os.PathLike[str], verify: Verify = "changed") -> None:
         """Opens a corpus.
 
         Args:
             directory: what `lerope data prepare` wrote.
-            verify: compare every file's hash with the manifest's. A file is hashed once and again when its size or time
-                of change differs; the result is kept in the directory where that can be written to.
-            remember: rely on the hashes of before; without it, every file is hashed now.
+            verify: whose hash to compare with the manifest's: `changed` hashes a file once, and again when its size or
+                time of change differs (what was found is kept in the directory, if that can be written to); `all`
+                hashes every file now; `sizes` looks at sizes alone.
         """
         self.directory = Path(directory)
         self.manifest = Manifest.load(directory)
         self.tokenizer_path = self.directory / TOKENIZER
-        self._check_files(verify, remember)
+        self._check_files(verify)
         dtype = token_dtype(self.manifest.vocab_size)
         splits = self.manifest.splits
         self.train = Split(self.directory, splits["train"], dtype)
         self.validation = Split(self.directory, splits["validation"], dtype)
 
-    def _check_files(self, verify: bool, remember: bool) -> None:
+    def _check_files(self, verify: Verify) -> None:
         hashes = {self.tokenizer_path: self.manifest.tokenizer_sha256}
         sizes: dict[Path, int] = {}
         itemsize = token_dtype(self.manifest.vocab_size).itemsize
@@ -235,8 +238,8 @@ class Corpus:
                 raise ValueError(
                     f"{path} must have {sizes[path]:,} bytes; got {size:,}: it was cut or changed, {again}."
                 )
-        if verify:
-            seen = _read_verified(self.directory) if remember else {}
+        if verify != "sizes":
+            seen = _read_verified(self.directory) if verify == "changed" else {}
             now = {path.name: [path.stat().st_mtime_ns, path.stat().st_size, hashes[path]] for path in hashes}
             for path in hashes:
                 if seen.get(path.name) != now[path.name] and sha256_of(path) != hashes[path]:
@@ -244,25 +247,6 @@ class Corpus:
                     raise ValueError(f"{path} is {what}: its content does not match the manifest; {again}.")
             if seen != now:
                 _write_verified(self.directory, now)
-
-
-def sha256_of(path: Path) -> str:
-    """The hash of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file (a text with a newline at its end) whole or not at all, even if the machine stops in between."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with partial.open("wb") as file:
-            file.write(content if isinstance(content, bytes) else f"{content}\n".encode())
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def unigram_entropy(counts: Iterable[int] | npt.NDArray[np.int64]) -> float:

@@ -2,7 +2,7 @@
 
 * a file or a folder of .txt .md .py .jsonl .jsonl.gz .jsonl.xz .jsonl.zst .parquet,
 * `python:`, the Python sources of the running interpreter,
-* `hf:NAME` or `hf:NAME:CONFIG`, a Hugging Face dataset (`hf:c4` and `hf:starcoder` are known by these names).
+* `hf:NAME[:CONFIG[:SPLIT]]`, a Hugging Face dataset (`hf:c4` and `hf:starcoder` are known by these names).
 """
 
 import hashlib

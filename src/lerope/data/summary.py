@@ -18,7 +18,7 @@ def summarize(directory: str | os.PathLike[str], num_samples: int) -> dict[str, 
     """Checks every file of a corpus against the manifest and describes it; samples are beginnings of documents."""
     if num_samples < 0:
         raise ValueError(f"samples must be 0 or more; got {num_samples}.")
-    corpus = Corpus(directory, remember=False)
+    corpus = Corpus(directory, verify="all")
     manifest = corpus.manifest
     tokenizer = Tokenizer(corpus.tokenizer_path, manifest.vocab_size)
     return {

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from lerope.data.files import write_whole
 from lerope.data.readers import missing_package
-from lerope.data.shards import Tokens, token_dtype, write_whole
+from lerope.data.shards import Tokens, token_dtype
 
 VOCAB_SIZE = 32_000
 _SPACE = "\u2581"  # SentencePiece writes a space as this character

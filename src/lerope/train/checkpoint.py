@@ -4,7 +4,6 @@
 hash of each. Any number of ranks can load it.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -24,6 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 from torch.optim import Optimizer
 
+from lerope.data.files import sha256_of
 from lerope.train.parallel import Ranks
 
 MARK = "checkpoint.json"
@@ -119,7 +119,7 @@ def _clear(partial: Path) -> None:
 def _hashes(path: Path, ranks: Ranks) -> dict[str, str]:
     """This rank's share of the files, hashed."""
     names = sorted(file.name for file in path.glob("*.safetensors"))[ranks.rank :: ranks.num_ranks]
-    return {name: _sha256(path / name) for name in names}
+    return {name: sha256_of(path / name) for name in names}
 
 
 def _damage(path: Path, ranks: Ranks) -> str | None:
@@ -144,11 +144,6 @@ def _read_mark(path: Path) -> dict[str, str] | None:
         return dict(content)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -4,12 +4,14 @@ import os
 import shlex
 import signal
 import sys
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from lerope.data.display import Display
 from lerope.data.loader import Loader
 from lerope.data.shards import Corpus
 from lerope.data.signals import Signals
@@ -17,7 +19,7 @@ from lerope.model import accounting, gpus
 from lerope.model.saved import save_model
 from lerope.model.spec import build_encoding
 from lerope.train.config import Recipe, Setup
-from lerope.train.metrics import Display, Records, readable
+from lerope.train.metrics import Records, readable
 from lerope.train.parallel import Ranks, compiles, start_ranks
 from lerope.train.rundir import METRICS, RunDirectory, provenance, read_records
 from lerope.train.trainer import Trainer, last_validation_loss
@@ -51,7 +53,7 @@ def train(recipe: Recipe, data: str | os.PathLike[str], out: Path | None = None,
     ranks = start_ranks(setup.device)
     run = RunDirectory(out or Path("runs") / recipe.name)
     ranks.first(lambda: check_corpus(data, recipe))
-    corpus = Corpus(data, verify=False)
+    corpus = Corpus(data, verify="sizes")
     encoding = build_encoding(recipe.encoding, recipe.model)
     loader = Loader(corpus.train, recipe.row_length, recipe.batch_rows, recipe.seed, ranks.rank, ranks.num_ranks)
     micro_batch_rows = _micro_batch_rows(recipe, setup, ranks)
@@ -69,18 +71,16 @@ def train(recipe: Recipe, data: str | os.PathLike[str], out: Path | None = None,
         "device": str(ranks.device),
         "micro_batch_rows": micro_batch_rows,
     }
-    ranks.first(run.hold)
-    try:
+    with ExitStack() as held:
+        ranks.first(lambda: held.enter_context(run.held()))
         if ranks.first(lambda: run.open(identity, start)):
-            _say(ranks, f"{run.path} is finished: validation loss {last_validation_loss(run):.4f}.")
-            return Outcome(run.path, recipe.steps, True, last_validation_loss(run), None)
+            loss = ranks.first(lambda: last_validation_loss(run))
+            _say(ranks, f"{run.path} is finished: validation loss {loss:.4f}.")
+            return Outcome(run.path, recipe.steps, True, loss, None)
         peak = gpus.peak_flops(torch.cuda.get_device_name()) if ranks.device.type == "cuda" else None
         trainer = Trainer(recipe, setup, corpus, loader, encoding, run, ranks, micro_batch_rows, peak)
         _say(ranks, describe(recipe, corpus, ranks, micro_batch_rows, setup))
         return _carry_out(trainer, recipe, run, ranks)
-    finally:
-        if ranks.is_main:
-            run.release()
 
 
 def _carry_out(trainer: Trainer, recipe: Recipe, run: RunDirectory, ranks: Ranks) -> Outcome:
@@ -89,23 +89,19 @@ def _carry_out(trainer: Trainer, recipe: Recipe, run: RunDirectory, ranks: Ranks
         _say(ranks, f"warning: {complaint}")
     if first:
         _say(ranks, f"going on from step {first:,}")
-    records = display = None
-    if ranks.is_main:
-        records = Records(run.path, trainer.setup.trackers, recipe.name, recipe.as_dict())
-        display = Display(recipe.steps)
     try:
-        with Signals() as signals:
+        with ExitStack() as opened, Signals() as signals:
+            records = display = None
+            if ranks.is_main:
+                records = Records(run.path, trainer.setup.trackers, recipe.name, recipe.as_dict())
+                opened.enter_context(closing(records))
+                display = opened.enter_context(Display())
             step = trainer.train(first, signals, records, display)
     except OSError as error:
         raise ValueError(
             f"{run.path} cannot be written to ({error.strerror or error}): training stopped, the last checkpoint is "
             f"whole; make room, then go on with: {resume_command()}"
         ) from None
-    finally:
-        if display is not None:
-            display.close()
-        if records is not None:
-            records.close()
     loss = ranks.first(lambda: last_validation_loss(run))
     if step < recipe.steps:
         _say(ranks, f"stopped at step {step:,} with a checkpoint; go on with:\n  {resume_command()}")

@@ -1,17 +1,12 @@
-"""Records of a run: always as lines of JSON, on request in a tracker, and as a line that people watch."""
+"""Records of a run: always as lines of JSON, on request in a tracker, and as words for people."""
 
 import json
 import os
-import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
-
+from lerope.data.display import duration
 from lerope.train.config import Tracker
 from lerope.train.rundir import FREQUENCIES, METRICS
 
@@ -112,42 +107,8 @@ def _missing(package: str) -> ValueError:
     return ValueError(f"trackers: {package} is not installed; pip install 'lerope[{package}]', or leave it out.")
 
 
-class Display:
-    """A live line on a terminal; elsewhere a plain line every few seconds."""
-
-    def __init__(self, steps: int, interval_s: float = 10.0) -> None:
-        self.steps, self.interval_s = steps, interval_s
-        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-        self._live = (
-            Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
-        )
-        self._shown = time.monotonic()
-        self._text = ""
-        if self._live:
-            self._live.start()
-
-    def show(self, record: dict[str, Any]) -> None:
-        """Shows the newest metrics."""
-        self._text = _line(record, self.steps)
-        if self._live:
-            self._live.update(Text(self._text, no_wrap=True, overflow="ellipsis"), refresh=True)
-        elif time.monotonic() - self._shown >= self.interval_s:
-            self.say(self._text)
-
-    def say(self, text: str) -> None:
-        """Prints a line that stays."""
-        self.console.print(text, markup=False)
-        self._shown = time.monotonic()
-
-    def close(self) -> None:
-        """Leaves the newest metrics on the screen."""
-        if self._live:
-            self._live.stop()
-        if self._text:
-            self.say(self._text)
-
-
-def _line(record: dict[str, Any], steps: int) -> str:
+def line(record: dict[str, Any], steps: int, seconds_left: float) -> str:
+    """A step's metrics for people."""
     parts = [
         f"step {record['step']:,}/{steps:,}",
         f"loss {record['loss']:.4f}",
@@ -159,7 +120,7 @@ def _line(record: dict[str, Any], steps: int) -> str:
     parts.append(f"{readable(record['tokens_per_second'])} tok/s")
     if record["share_of_peak"] is not None:
         parts.append(f"{record['share_of_peak']:.0%} of peak")
-    parts.append(f"{duration(record['seconds_left'])} left")
+    parts.append(f"{duration(seconds_left)} left")
     return "  ".join(parts)
 
 
@@ -169,15 +130,3 @@ def readable(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g}{unit}"
     return f"{value:.3g}"
-
-
-def duration(seconds: float) -> str:
-    """A time in its two largest units: 3h 12m."""
-    minutes, s = divmod(round(seconds), 60)
-    hours, m = divmod(minutes, 60)
-    days, h = divmod(hours, 24)
-    if days:
-        return f"{days}d {h}h"
-    if hours:
-        return f"{hours}h {m:02d}m"
-    return f"{m}m {s:02d}s" if minutes else f"{s}s"

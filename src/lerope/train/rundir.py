@@ -3,12 +3,12 @@
 run.json  metrics.jsonl  frequencies.jsonl  checkpoints/  model/  results/
 """
 
-import fcntl
 import json
 import os
 import platform
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import lerope
-from lerope.data.shards import write_whole
+from lerope.data.files import LOCK, locked, write_whole
 
 RUN, METRICS, FREQUENCIES = "run.json", "metrics.jsonl", "frequencies.jsonl"
 
@@ -27,23 +27,13 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def hold(self) -> None:
-        """Creates the folder if need be and takes hold of it until this process ends."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        if not (self.path / RUN).exists() and any(p.name != ".lock" for p in self.path.iterdir()):
-            raise ValueError(f"{self.path} holds other files and no {RUN}; choose an empty or new folder with --out.")
-        self._lock = (self.path / ".lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise ValueError(
-                f"{self.path} is in use by another process; wait for it, or choose another --out."
-            ) from None
-
-    def release(self) -> None:
-        """Lets go of the folder."""
-        self._lock.close()
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Creates the folder if need be and keeps other processes out of it."""
+        with locked(self.path):
+            if not (self.path / RUN).exists() and any(path.name != LOCK for path in self.path.iterdir()):
+                raise ValueError(f"{self.path} holds other files and no {RUN}; name an empty or new folder with --out.")
+            yield
 
     @property
     def checkpoints(self) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lerope.data.display import Display
 from lerope.data.loader import Batch, Loader, assemble, validation_batches
 from lerope.data.shards import Corpus
 from lerope.data.signals import Signals
@@ -17,7 +18,7 @@ from lerope.rotary.encodings import Encoding
 from lerope.rotary.optim import clip_grad_norm_, frequency_parameters, param_groups
 from lerope.train import checkpoint
 from lerope.train.config import Recipe, Setup
-from lerope.train.metrics import Display, Records
+from lerope.train.metrics import Records, line
 from lerope.train.parallel import Ranks, build
 from lerope.train.rundir import METRICS, RunDirectory, read_records
 from lerope.train.schedule import factor
@@ -98,6 +99,7 @@ class Trainer:
         stopping = False
         self._clock = time.perf_counter()
         self._rate = 0.0
+        self._line = ""
         batches = self.loader.ahead(start, recipe.steps)
         step = start
         while step < recipe.steps and not stopping:
@@ -118,6 +120,8 @@ class Trainer:
             if save or stopping:
                 self._save(step)
         batches.close()
+        if display is not None and self._line:
+            display.say(self._line)
         return step
 
     def weights(self) -> dict[str, Tensor]:
@@ -211,7 +215,8 @@ class Trainer:
             self.records.metrics(record)
         if self.display is not None:
             left = (self.recipe.steps - started.step) * tokens / self._rate
-            self.display.show({**record, "tokens_per_second": self._rate, "seconds_left": left})
+            self._line = line({**record, "tokens_per_second": self._rate}, self.recipe.steps, left)
+            self.display.show(self._line)
         return bool(stops > 0)
 
     def _record_frequencies(self, step: int) -> None:
