@@ -83,6 +83,18 @@ def test_bf16_autocast_is_as_close_as_torch(chunk):
     )
 
 
+def test_autocast_computes_logits_in_bf16():
+    """Not merely as close: the products are those of bf16, or a GPU would spend its time in float32."""
+    x, weight, targets = example(4, 32, 64, 300)
+    head = make_head(weight)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = head(x, targets).detach()
+    logits = (x.detach().bfloat16() @ weight.detach().bfloat16().t()).float().flatten(0, -2)
+    want = functional.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="sum")
+    assert float(got) == pytest.approx(float(want), rel=1e-6)
+    assert float(got) != pytest.approx(float(head(x, targets).detach()), rel=1e-6)
+
+
 def test_nothing_to_predict_is_zero():
     x, weight, _ = example()
     head = make_head(weight)

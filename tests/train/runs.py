@@ -70,12 +70,16 @@ def tiny_run(data: Path, out: Path, setup: dict[str, Any] | None = None, **chang
     return train(tiny_recipe(**changes), data, out, tiny_setup(**(setup or {})))
 
 
-def spawn(data: Path, out: Path, num_ranks: int = 1, env: dict[str, str] | None = None, **changes: Any) -> Any:
+def spawn(data: Path, out: Path, num_ranks: int = 1, **changes: Any) -> Any:
     """The same run in processes of its own, by way of torchrun if there are several ranks."""
     setup = changes.pop("setup", {})
     code = ["-m", "tests.train.runs", json.dumps([str(data), str(out), setup, changes])]
     launch = ["-m", "torch.distributed.run", f"--nproc-per-node={num_ranks}"] if num_ranks > 1 else []
-    settings = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.getcwd(), **(env or {})}
+    settings = {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]),
+    }
     return subprocess.Popen(
         [sys.executable, *launch, *code],
         env={**os.environ, **settings},

@@ -46,8 +46,9 @@ class _SummedLoss(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
         total = torch.zeros((), dtype=torch.float64, device=x.device)
         start = 0
+        chunks = _chunks(x, weight, targets)
         with torch.autocast(x.device.type, enabled=False):
-            for h, w, target in _chunks(x, weight, targets):
+            for h, w, target in chunks:
                 scores = _log_probabilities(h, w)
                 total -= _picked(scores, target).sum(dtype=torch.float64)
                 if needs_x or needs_weight:

@@ -31,11 +31,32 @@ class Started:
     step: int
     """Steps finished once this one is."""
     numbers: Tensor
-    """On the CPU once `arrived`: loss of all targets, ranks that were asked to stop, norms of model and frequencies."""
-    arrived: torch.cuda.Event | None
+    """On the CPU once `end` is past: loss of all targets, ranks asked to stop, norms of model and of frequencies."""
+    end: "Moment"
     num_targets: int
     learning_rate: float
     wait_s: float
+
+
+class Moment:
+    """A point in a device's work: a GPU gets there later than the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
+        if self._event is not None:
+            self._event.record()
+        self._time = time.perf_counter()
+
+    def wait(self) -> None:
+        """Returns when the device is there."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def seconds_since(self, other: "Moment") -> float:
+        """The device's time between two moments that are past."""
+        if self._event is not None and other._event is not None:
+            return float(other._event.elapsed_time(self._event)) / 1000
+        return self._time - other._time
 
 
 class Trainer:
@@ -97,7 +118,7 @@ class Trainer:
             self._record_frequencies(0)
         pending: Started | None = None
         stopping = False
-        self._clock = time.perf_counter()
+        self._clock = Moment(self.ranks.device)
         self._rate = 0.0
         self._line = ""
         batches = self.loader.ahead(start, recipe.steps)
@@ -110,7 +131,7 @@ class Trainer:
             validate = step % setup.validation_steps == 0 or step == recipe.steps
             record = self.learns and (step % setup.frequency_steps == 0 or step == recipe.steps)
             save = step % setup.checkpoint_steps == 0 or step == recipe.steps or stopping
-            if validate or record or save or pending.arrived is None:
+            if validate or record or save or self.ranks.device.type == "cpu":
                 stopping |= self._report(pending)
                 pending = None
             if record:
@@ -154,11 +175,10 @@ class Trainer:
         self.optimizer.step()
         sums[1] = float(self.signals.received is not None)
         numbers = torch.stack([*ranks.sum(sums).unbind(), *(norm.to(sums) for norm in norms)])
-        arrived = None
         if ranks.device.type == "cuda":
-            numbers, arrived = numbers.to("cpu", non_blocking=True), torch.cuda.Event()
-            arrived.record()
-        return Started(step + 1, numbers, arrived, num_targets, recipe.learning_rate * gamma, wait_s)
+            # Only a copy into pinned memory lets the host go on.
+            numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
+        return Started(step + 1, numbers, Moment(ranks.device), num_targets, recipe.learning_rate * gamma, wait_s)
 
     def _loss(self, batch: Batch) -> Tensor:
         """The sum of a batch's losses."""
@@ -183,12 +203,10 @@ class Trainer:
         """Records a step, and says whether any rank was asked to stop."""
         if started is None:
             return False
-        if started.arrived is not None:
-            started.arrived.synchronize()
+        started.end.wait()
         total, stops, norm, frequency_norm = started.numbers.tolist()
         loss = total / started.num_targets
-        now = time.perf_counter()
-        seconds, self._clock = now - self._clock, now
+        seconds, self._clock = started.end.seconds_since(self._clock), started.end
         tokens = self.recipe.batch_tokens
         # A moving average, so that the time left does not jump.
         self._rate = tokens / seconds if self._rate == 0 else 0.9 * self._rate + 0.1 * tokens / seconds
@@ -238,14 +256,14 @@ class Trainer:
             self.records.metrics({"step": step, "validation_loss": total / count, "validation_tokens": int(count)})
         if self.display is not None:
             self.display.say(f"step {step:,}/{self.recipe.steps:,}  validation loss {total / count:.4f}")
-        self._clock = time.perf_counter()
+        self._clock = Moment(self.ranks.device)
 
     def _save(self, step: int) -> None:
         if self.records is not None:
             self.records.sync()
         state = checkpoint.training_state(self.model, self.optimizer)
         checkpoint.save(self.run.checkpoints, step, state, self.ranks, self.setup.keep_checkpoints)
-        self._clock = time.perf_counter()
+        self._clock = Moment(self.ranks.device)
 
 
 def _part(batch: Batch, first: int, count: int) -> Batch:
