@@ -98,8 +98,7 @@ WRONG = {
         "micro_batch_rows must divide the 8 rows of each rank; got 3",
     ),
     "attention": (
-        ["demo", "--vocab-size", "50", "--row-length", "32", "--batch-tokens", "256"]
-        + ["--attention", "flex", "--device", "cpu"],
+        ["demo", "--vocab-size", "50", "--attention", "flex", "--device", "cpu", "--steps", "5"],
         "backend 'flex' needs a CUDA device",
     ),
     "tracker": (

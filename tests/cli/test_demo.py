@@ -1,0 +1,73 @@
+"""The demo, in smaller still: real text, real training, and a loss that only a working model reaches."""
+
+import json
+import math
+
+import pytest
+
+from lerope.cli.main import main
+from lerope.data.shards import Corpus
+from lerope.train.config import Setup, recipe
+from lerope.train.job import train
+from lerope.train.rundir import read_records
+
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo") / "out"
+    main(["demo", "--out", str(out), "--steps", str(STEPS)])
+    return out
+
+
+def validation_loss(run):
+    return [r["validation_loss"] for r in read_records(run / "metrics.jsonl") if "validation_loss" in r][-1]
+
+
+def test_both_learn_far_more_than_token_frequencies(demo):
+    """A model that learns only how frequent tokens are ends at the unigram entropy of its text, at best."""
+    entropy = Corpus(demo / "data").manifest.splits["validation"].unigram_entropy
+    losses = {name: validation_loss(demo / f"demo-{name}-42") for name in ("rope", "lerope")}
+    assert all(loss < entropy - 0.3 for loss in losses.values()), (losses, entropy)
+    assert losses["rope"] != losses["lerope"]
+
+
+def test_a_frozen_model_does_not(demo, tmp_path):
+    """The same run with a learning rate that moves nothing ends far above."""
+    manifest = Corpus(demo / "data").manifest
+    fields = {"steps": 2, "row_length": 256, "batch_tokens": 2048, "learning_rate": 1e-12, "validation_tokens": 20_000}
+    frozen = recipe("demo", "lerope", 42, "float32", **fields)
+    outcome = train(frozen, demo / "data", tmp_path / "frozen", Setup(device="cpu"))
+    assert outcome.validation_loss > manifest.splits["validation"].unigram_entropy + 0.5
+    assert outcome.validation_loss > math.log(manifest.vocab_size)
+
+
+def test_a_run_holds_every_file(demo):
+    run = demo / "demo-lerope-42"
+    for name in ("run.json", "metrics.jsonl", "frequencies.jsonl", "results/training.json"):
+        assert (run / name).is_file(), name
+    for name in ("model.safetensors", "config.json", "frequencies.json", "tokenizer.model"):
+        assert (run / "model" / name).is_file(), name
+    assert list((run / "checkpoints").iterdir())
+    content = json.loads((run / "run.json").read_text())
+    assert content["finished"]
+    assert content["identity"]["data"] == Corpus(demo / "data").manifest.fingerprint()
+    start = content["starts"][0]
+    assert {"date", "lerope", "commit", "torch", "python", "command", "data", "setup", "num_ranks"} <= set(start)
+    scales = [record["log_scales"] for record in read_records(run / "frequencies.jsonl")]
+    assert len(scales) == STEPS // 5 + 1
+    assert not any(scales[0])
+    assert max(map(abs, scales[-1])) > 1e-3
+    steps = [record for record in read_records(run / "metrics.jsonl") if "loss" in record]
+    assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
+
+
+def test_a_second_call_shows_the_same_at_once(demo, capsys):
+    before = {path: path.stat().st_mtime_ns for path in demo.rglob("*.safetensors")}
+    main(["demo", "--out", str(demo), "--steps", str(STEPS)])
+    text = capsys.readouterr().out
+    assert "is finished" in text
+    assert "Learned frequencies of 32 bands" in text
+    assert "this is one seed (42)" in text.replace("\n", " ")
+    assert before == {path: path.stat().st_mtime_ns for path in demo.rglob("*.safetensors")}
