@@ -1,4 +1,4 @@
-"""A guided tour of lerope in about a minute on a laptop CPU: `make demo`, or `python examples/tour.py --help`."""
+"""A guided tour of the library in about a minute on a laptop CPU; `python examples/tour.py --help`."""
 
 import argparse
 import io

@@ -59,7 +59,7 @@ def tiny_setup(**changes: Any) -> Setup:
             "device": "cpu",
             "checkpoint_steps": 8,
             "validation_steps": 10,
-            "frequency_steps": 5,
+            "frequency_records": 8,
             "compile": "no",
             **changes,
         }

@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -339,3 +340,18 @@ def test_a_rank_that_dies_ends_the_run_and_loses_nothing(data, tmp_path):
     text = again.communicate(timeout=60)[0]
     assert f"going on from step {int(newest.name[-8:]):,}\n" in text
     assert "stopped at step" in text
+
+
+def test_an_encoding_of_one_s_own_in_the_working_directory(data, tmp_path):
+    """The console command finds it as `python -m` would."""
+    (tmp_path / "wavelet.py").write_text(
+        "import lerope\n\nclass Wavelet(lerope.RoPE):\n    def __init__(self, head_dim, scale=1.0):\n"
+        "        super().__init__(head_dim, base=100.0 * scale)\n"
+    )
+    command = "demo --encoding wavelet:Wavelet,scale=3 --vocab-size 50 --steps 2 --row-length 32 --batch-tokens 64"
+    args = [*command.split(), "--learning-rate", "0.01", "--validation-tokens", "50", "--data", str(data)]
+    script = shutil.which("lerope", path=os.path.dirname(sys.executable)) or ""
+    done = subprocess.run([script, "train", *args], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    saved = json.loads((tmp_path / "runs" / "demo-Wavelet-scale3-42" / "model" / "frequencies.json").read_text())
+    assert saved["base"] == 300.0

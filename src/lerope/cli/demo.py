@@ -1,6 +1,5 @@
 """lerope demo: the researcher's journey in minutes, on the Python sources that every machine has."""
 
-import json
 import math
 from pathlib import Path
 
@@ -31,7 +30,7 @@ def demo(out: Path = Path("runs/demo"), seed: int = 42, steps: int = STEPS) -> N
     say = Console(highlight=False).print
     say("\n[bold]1. Data[/bold]: the Python sources of this interpreter")
     manifest = prepare(["python:"], out / "data", vocab_size=VOCAB_SIZE, validation_fraction=0.05)
-    setup = Setup(checkpoint_steps=50, validation_steps=steps, frequency_steps=5)
+    setup = Setup(checkpoint_steps=50, validation_steps=steps)
     losses = {}
     for number, encoding in enumerate(("rope", "lerope"), start=2):
         say(f"\n[bold]{number}. {encoding}[/bold]: same initial weights, same batches")
@@ -58,9 +57,10 @@ def _loss_table(losses: dict[str, float], unigram_entropy: float) -> Table:
 
 def _frequencies(run: Path) -> str:
     """How the log-scales moved, as bars over bands and as the bands that moved most."""
-    last = (run / "frequencies.jsonl").read_text(encoding="utf-8").splitlines()[-1]
-    record = json.loads(last)
-    scales, learned = record["log_scales"], record["frequencies"]
+    from lerope.rotary.artifact import Frequencies
+
+    saved = Frequencies.load(run / "model" / "frequencies.json")
+    scales, learned = saved.log_scales or [], saved.frequencies
     reach = max(map(abs, scales)) or 1.0
     lines = [
         f"Learned frequencies of {len(scales)} bands, fast to slow; a full bar is a factor of {math.exp(reach):.3f}."
@@ -71,9 +71,8 @@ def _frequencies(run: Path) -> str:
     for band in sorted(range(len(scales)), key=lambda m: -abs(scales[m]))[:5]:
         length = 2 * math.pi / learned[band]
         before = length * math.exp(scales[band])
-        lines.append(
-            f"  band {band:2d}: wavelength {before:,.1f} -> {length:,.1f} tokens ({math.expm1(scales[band]):+.1%})"
-        )
+        change = f"frequency {math.expm1(scales[band]):+.1%}"
+        lines.append(f"  band {band:2d}: wavelength {before:,.1f} -> {length:,.1f} tokens ({change})")
     return "\n".join(lines)
 
 

@@ -83,6 +83,7 @@ def train(
 
     from lerope.train.job import train as carry_out
 
+    sys.path.append(os.getcwd())  # so that an encoding of one's own can lie beside the data
     given: dict[str, Any] = {name: value for name, value in vars(changes).items() if value is not None}
     on_gpu = torch.cuda.is_available() if setup.device == "auto" else setup.device.startswith("cuda")
     given.setdefault("precision", "bf16" if on_gpu else "float32")

@@ -154,13 +154,13 @@ class Setup:
     """How many checkpoints stay; the newest ones."""
     validation_steps: int = 500
     """Steps between validations; the last step is always validated."""
-    frequency_steps: int = 10
-    """Steps between records of the frequencies."""
+    frequency_records: int = 1000
+    """How many records of the frequencies a run leaves, at most; as many as steps in a short one."""
     trackers: tuple[Tracker, ...] = ()
     """Where to send metrics besides metrics.jsonl: tensorboard, wandb, trackio."""
 
     def __post_init__(self) -> None:
-        for field in ("checkpoint_steps", "keep_checkpoints", "validation_steps", "frequency_steps"):
+        for field in ("checkpoint_steps", "keep_checkpoints", "validation_steps", "frequency_records"):
             check_count(field, getattr(self, field))
         if self.micro_batch_rows is not None:
             check_count("micro_batch_rows", self.micro_batch_rows)

@@ -134,7 +134,9 @@ def describe(recipe: Recipe, corpus: Corpus, ranks: Ranks, micro_batch_rows: int
     """The plan of a run in a few lines."""
     model, split = recipe.model, corpus.manifest.splits["train"]
     tokens = recipe.steps * recipe.batch_tokens
-    micro_batches = recipe.batch_rows // ranks.num_ranks // micro_batch_rows
+    num_rows = recipe.batch_rows // ranks.num_ranks
+    each = f", {num_rows} on each of {ranks.num_ranks} ranks" if ranks.num_ranks > 1 else ""
+    some = f", {micro_batch_rows} at a time" if micro_batch_rows < num_rows else ""
     flops = accounting.flops_per_token(model, recipe.row_length) * tokens
     where = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "CPU"
     shared = f"{ranks.num_ranks} x {where}, {setup.parallel}" if ranks.num_ranks > 1 else where
@@ -143,8 +145,7 @@ def describe(recipe: Recipe, corpus: Corpus, ranks: Ranks, micro_batch_rows: int
         f"{readable(accounting.total_parameters(model))} parameters",
         "data": f"{readable(split.num_tokens)} tokens in {split.num_documents:,} documents, "
         f"{tokens / split.num_tokens:.2f} epochs, unigram entropy {split.unigram_entropy:.3f} nats",
-        "batch": f"{recipe.batch_rows} rows of {recipe.row_length:,} tokens: on each of {ranks.num_ranks} ranks "
-        f"{micro_batch_rows} at a time, {micro_batches} times",
+        "batch": f"{recipe.batch_rows} rows of {recipe.row_length:,} tokens{each}{some}",
         "steps": f"{recipe.steps:,} steps, {readable(tokens)} tokens, {flops:.2e} FLOPs",
         "recipe": f"{recipe.schedule}, warm-up {recipe.warmup_steps:,}, learning rate {recipe.learning_rate:.3e}, "
         f"weight decay {recipe.torch_weight_decay:.4f} (torch), {recipe.precision}",

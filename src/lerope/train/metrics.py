@@ -1,5 +1,6 @@
 """Records of a run: always as lines of JSON, on request in a tracker, and as words for people."""
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -8,7 +9,7 @@ from typing import Any, Protocol
 
 from lerope.data.display import duration
 from lerope.train.config import Tracker
-from lerope.train.rundir import FREQUENCIES, METRICS
+from lerope.train.rundir import FREQUENCIES, METRICS, read_run
 
 
 class Records:
@@ -83,7 +84,11 @@ class _Hosted:
             module = __import__(self.package)
         except ImportError:
             raise _missing(self.package) from None
-        self._run = module.init(project="lerope", name=name, config=config)
+        self._run = module.init(project="lerope", name=name, config=config, resume="allow", **self.options(path))
+
+    def options(self, path: Path) -> dict[str, str]:
+        """What else tells the service that a run goes on."""
+        return {}
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)
@@ -94,6 +99,10 @@ class _Hosted:
 
 class _WandB(_Hosted):
     package = "wandb"
+
+    def options(self, path: Path) -> dict[str, str]:
+        created = read_run(path)["created"]
+        return {"id": hashlib.sha256(f"{path.resolve()} {created}".encode()).hexdigest()[:16], "dir": str(path)}
 
 
 class _Trackio(_Hosted):

@@ -100,9 +100,12 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
     with path.open(encoding="utf-8") as file:
-        for line in file:
+        for number, line in enumerate(file, start=1):
             if line.endswith("\n"):
-                yield json.loads(line)
+                try:
+                    yield json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise ValueError(f"{path}, line {number:,} is not JSON ({error}); remove the line.") from None
 
 
 def differences(old: Any, new: Any, field: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -116,6 +116,7 @@ class Trainer:
         recipe, setup = self.recipe, self.setup
         if start == 0:
             self._record_frequencies(0)
+        frequency_steps = math.ceil(recipe.steps / setup.frequency_records)
         pending: Started | None = None
         stopping = False
         self._clock = Moment(self.ranks.device)
@@ -129,7 +130,7 @@ class Trainer:
             # A GPU works on this step while the host reads the numbers of the one before.
             stopping = self._report(before)
             validate = step % setup.validation_steps == 0 or step == recipe.steps
-            record = self.learns and (step % setup.frequency_steps == 0 or step == recipe.steps)
+            record = self.learns and (step % frequency_steps == 0 or step == recipe.steps)
             save = step % setup.checkpoint_steps == 0 or step == recipe.steps or stopping
             if validate or record or save or self.ranks.device.type == "cpu":
                 stopping |= self._report(pending)
@@ -239,10 +240,11 @@ class Trainer:
 
     def _record_frequencies(self, step: int) -> None:
         artifact = self.model.encoding.artifact()  # FSDP2 gathers, so every rank takes part
+        # Log-scales and the base say it all, except where a band does not turn or there is no base.
+        scales = {"log_scales": artifact.log_scales} if artifact.log_scales is not None else {}
+        frequencies = {} if self.learns and scales else {"frequencies": artifact.frequencies}
         if self.records is not None:
-            self.records.frequencies(
-                {"step": step, "log_scales": artifact.log_scales, "frequencies": artifact.frequencies}
-            )
+            self.records.frequencies({"step": step, **scales, **frequencies})
 
     @torch.no_grad()
     def _validate(self, step: int) -> None:
