@@ -107,8 +107,7 @@ def fit_hinge(compute: Values, loss: Values, x0: float | None = None) -> Hinge:
         raise ValueError(f"compute must have four points or more to fit a hinge; got {len(c)}.")
     if x0 is not None:
         return _with_break(c, y, x0)
-    inner = np.sort(np.log(c))[[0, -1]]
-    grid = np.linspace(*inner, 401)[1:-1]
+    grid = np.linspace(np.log(c.min()), np.log(c.max()), 401)[1:-1]
     best = min((_with_break(c, y, float(x)) for x in grid), key=lambda fit: fit.rmse)
     step = grid[1] - grid[0]
     from scipy.optimize import minimize_scalar
