@@ -13,6 +13,7 @@ COMMANDS = {
     "tokenizer": ("lerope.cli.tokenizer", "train a tokenizer, or look at one"),
     "plan": ("lerope.cli.plan", "what a run costs: parameters, tokens, FLOPs, memory, time"),
     "train": ("lerope.cli.train", "train a model of the ladder with any encoding"),
+    "multipliers": ("lerope.cli.multipliers", "how much compute an encoding saves, from a table of losses"),
     "demo": ("lerope.cli.demo", "the whole journey in minutes on a CPU"),
 }
 

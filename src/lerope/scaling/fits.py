@@ -6,6 +6,7 @@ All are least squares on the loss in nats.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -110,9 +111,7 @@ def fit_hinge(compute: Values, loss: Values, x0: float | None = None) -> Hinge:
     grid = np.linspace(np.log(c.min()), np.log(c.max()), 401)[1:-1]
     best = min((_with_break(c, y, float(x)) for x in grid), key=lambda fit: fit.rmse)
     step = grid[1] - grid[0]
-    from scipy.optimize import minimize_scalar
-
-    found = minimize_scalar(
+    found = _optimize().minimize_scalar(
         lambda x: _with_break(c, y, float(x)).rmse,
         bounds=(best.x0 - step, best.x0 + step),
         method="bounded",
@@ -129,12 +128,12 @@ def efficiency_gain(fit: PowerLaw | Hinge, compute: Values, loss: Values) -> Flo
 
 def _best_floor(rmse: Callable[[float], float], lowest: float) -> float:
     """The floor of least error. A scan first, because the error need not have one valley."""
-    from scipy.optimize import minimize_scalar
-
     scan = np.linspace(0.0, lowest, 202)[:-1]
     best = int(np.argmin([rmse(float(e)) for e in scan]))
     bounds = (scan[max(best - 1, 0)], scan[min(best + 1, len(scan) - 1)])
-    found = minimize_scalar(lambda e: rmse(float(e)), bounds=bounds, method="bounded", options={"xatol": 1e-12})
+    found = _optimize().minimize_scalar(
+        lambda e: rmse(float(e)), bounds=bounds, method="bounded", options={"xatol": 1e-12}
+    )
     return float(found.x) if found.fun < rmse(float(scan[best])) else float(scan[best])
 
 
@@ -164,7 +163,13 @@ def _with_break(c: Floats, y: Floats, x0: float) -> Hinge:
 
 
 def _least_squares(residuals: Callable[[Floats], Floats], start: Floats) -> Floats:
-    from scipy.optimize import least_squares
-
-    solved: Floats = least_squares(residuals, start, x_scale="jac", xtol=1e-15, ftol=1e-15, gtol=1e-15).x
+    solved: Floats = _optimize().least_squares(residuals, start, x_scale="jac", xtol=1e-15, ftol=1e-15, gtol=1e-15).x
     return solved
+
+
+def _optimize() -> Any:
+    try:
+        from scipy import optimize
+    except ImportError:
+        raise ValueError("fits need the package scipy; install it with `pip install 'lerope[scaling]'`.") from None
+    return optimize
