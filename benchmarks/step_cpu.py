@@ -99,7 +99,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     facts = conditions("torch")
     loader = Loader(documents(0), ROW_LENGTH, args.rows, seed=0)
-    made = loader.batch(0)
+    made, _ = loader.load(0)
     fields = ("tokens", "targets", "positions", "document_ids", "centres")
     batch = {field: torch.from_numpy(getattr(made, field)) for field in fields}
     steps = {

@@ -2,11 +2,13 @@
 
 import json
 import math
+import signal
 
 import pytest
 
 from lerope.cli.main import main
 from lerope.data.shards import Corpus
+from lerope.data.signals import Stopped
 from lerope.train.config import Setup, recipe
 from lerope.train.job import train
 from lerope.train.rundir import read_records
@@ -71,3 +73,14 @@ def test_a_second_call_shows_the_same_at_once(demo, capsys):
     assert "Learned frequencies of 32 bands" in text
     assert "this is one seed (42)" in text.replace("\n", " ")
     assert before == {path: path.stat().st_mtime_ns for path in demo.rglob("*.safetensors")}
+
+
+def test_stopped_while_it_prepares(tmp_path, monkeypatch, capsys):
+    def stopped(*args, **kwargs):
+        raise Stopped(signal.SIGTERM)
+
+    monkeypatch.setattr("lerope.data.prepare.prepare", stopped)
+    with pytest.raises(SystemExit) as stop:
+        main(["demo", "--out", str(tmp_path / "out")])
+    assert stop.value.code == 128 + signal.SIGTERM
+    assert "Stopped by SIGTERM; go on with" in capsys.readouterr().err

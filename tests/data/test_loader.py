@@ -1,14 +1,16 @@
 """Rows and batches against a slow, separate construction of the same stream."""
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lerope.data import shards
+from lerope.data import packing, shards
 from lerope.data.loader import IGNORED, Loader, assemble, validation_batches
 from lerope.data.packing import Packing, fill_rows, shuffled, windows
-from lerope.data.shards import Corpus
+from lerope.data.shards import Corpus, SplitWriter
 from tests.data.corpora import BOS, EOS, write_corpus
 
 LENGTHS = [5, 2, 40, 3, 17, 9, 9, 130, 6, 4, 3, 25]
@@ -35,10 +37,10 @@ def test_rows_are_the_shuffled_stream_cut_at_row_length(corpus):
         loader = Loader(corpus.train, row_length, batch_rows=1, seed=3)
         want = [row for epoch in range(3) for row in slow_rows(corpus, row_length, 3, epoch)]
         for step, row in enumerate(want):
-            batch = loader.batch(step)
+            batch, num_targets = loader.load(step)
             assert batch.tokens[0].tolist() == [t for t, *_ in row]
             assert batch.targets[0].tolist() == [t for _, t, *_ in row]
-            assert loader.num_targets(step) == batch.num_targets
+            assert num_targets == batch.num_targets
             # Positions restart where a document does and where a row does; ids change exactly there.
             documents = [d for *_, d in row]
             for i in range(row_length):
@@ -52,7 +54,7 @@ def test_rows_are_the_shuffled_stream_cut_at_row_length(corpus):
 
 def test_every_token_but_bos_is_a_target_once_an_epoch(corpus):
     loader = Loader(corpus.train, 1, batch_rows=1, seed=0)
-    targets = [int(loader.batch(s).targets[0, 0]) for s in range(loader.packing.rows_per_epoch)]
+    targets = [int(loader.load(s)[0].targets[0, 0]) for s in range(loader.packing.rows_per_epoch)]
     want = [int(t) for i in range(len(corpus.train)) for t in corpus.train.document(i)[1:]]
     assert sorted(t for t in targets if t != IGNORED) == sorted(want)
     assert BOS not in targets
@@ -65,23 +67,23 @@ def test_any_number_of_ranks_sees_the_same_batch(corpus):
         parts = [Loader(corpus.train, 8, 12, 1, rank, num_ranks) for rank in range(num_ranks)]
         for step in (0, 1, 7):
             for field in ("tokens", "targets", "positions", "document_ids", "centres"):
-                got = np.concatenate([getattr(p.batch(step), field) for p in parts])
-                assert np.array_equal(got, getattr(whole.batch(step), field))
-            assert {p.num_targets(step) for p in parts} == {whole.batch(step).num_targets}
+                got = np.concatenate([getattr(p.load(step)[0], field) for p in parts])
+                assert np.array_equal(got, getattr(whole.load(step)[0], field))
+            assert {p.load(step)[1] for p in parts} == {whole.load(step)[0].num_targets}
     with pytest.raises(ValueError, match="12 rows of 8 tokens, which 5 ranks cannot share evenly"):
         Loader(corpus.train, 8, 12, 1, 0, 5)
 
 
 def test_batches_do_not_depend_on_what_was_read_before(corpus):
     loader = Loader(corpus.train, 8, 4, seed=1)
-    forward = [loader.batch(step).tokens for step in range(30)]
+    forward = [loader.load(step)[0].tokens for step in range(30)]
     for step in (29, 0, 12, 13, 2):
-        assert np.array_equal(Loader(corpus.train, 8, 4, seed=1).batch(step).tokens, forward[step])
-        assert np.array_equal(loader.batch(step).tokens, forward[step])
+        assert np.array_equal(Loader(corpus.train, 8, 4, seed=1).load(step)[0].tokens, forward[step])
+        assert np.array_equal(loader.load(step)[0].tokens, forward[step])
     ahead = list(loader.ahead(5, 30, depth=3))
     assert len(ahead) == 25
     assert all(np.array_equal(batch.tokens, want) for (batch, _), want in zip(ahead, forward[5:], strict=True))
-    assert not np.array_equal(Loader(corpus.train, 8, 4, seed=2).batch(0).tokens, forward[0])
+    assert not np.array_equal(Loader(corpus.train, 8, 4, seed=2).load(0)[0].tokens, forward[0])
 
 
 def test_the_loader_passes_on_what_went_wrong_ahead(corpus):
@@ -129,3 +131,27 @@ def test_the_order_never_changes():
 def test_rows_longer_than_the_corpus_are_refused():
     with pytest.raises(ValueError, match="row_length must be at most the 12 tokens of the training split; got 16"):
         Packing(np.array([5, 7]), 16, 0)
+
+
+def test_an_epoch_is_shuffled_once(corpus, monkeypatch):
+    """Also where a batch holds rows of two epochs."""
+    calls = []
+    monkeypatch.setattr(packing, "shuffled", lambda *args: calls.append(args) or shuffled(*args))
+    loader = Loader(corpus.train, 8, 5, seed=1, rank=0, num_ranks=5)
+    steps = 3 * loader.packing.rows_per_epoch // 5
+    for step in range(steps):
+        loader.load(step)
+    assert [epoch for _, _, epoch in calls] == [0, 1, 2]
+
+
+def test_a_shard_that_lost_tokens_is_not_filled_up(tmp_path):
+    """Going on with a half-prepared corpus whose files were cut in between."""
+    writer = SplitWriter(tmp_path, "train", np.dtype("<u2"))
+    writer.append(np.arange(100), np.array([60, 40]))
+    state = writer.state()
+    os.truncate(tmp_path / "train-00000.tokens", 20)
+    with pytest.raises(ValueError, match=r"train-00000.tokens has lost what was written to it; delete"):
+        SplitWriter(tmp_path, "train", np.dtype("<u2"), state)
+    (tmp_path / "train-00000.tokens").unlink()
+    with pytest.raises(ValueError, match="has lost what was written to it"):
+        SplitWriter(tmp_path, "train", np.dtype("<u2"), state)

@@ -103,3 +103,11 @@ def test_nothing_to_predict_is_zero():
     assert total == 0
     assert not x.grad.any()
     assert not head.weight.grad.any()
+
+
+def test_without_gradients_none_is_computed(monkeypatch):
+    """Validation must not pay for the head's gradient."""
+    x, weight, targets = example()
+    monkeypatch.setattr(module, "_add_product", lambda *args: pytest.fail("a gradient was computed"))
+    with torch.no_grad():
+        make_head(weight)(x.detach(), targets)

@@ -11,9 +11,15 @@ import sys
 import time
 
 import pytest
+from safetensors import SafetensorError
 
 from lerope.cli.main import main
+from lerope.model import saved
+from lerope.train import trainer
+from lerope.train.trainer import Trainer
+from tests.ranks import run_ranks
 from tests.train.runs import metrics, same, spawn, tiny_corpus, tiny_run
+from tests.train.test_parallel import as_rank
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +254,7 @@ def test_two_processes_cannot_share_a_run(data, tmp_path):
 
 
 def test_a_diverging_run_stops_and_keeps_its_last_good_state(data, tmp_path):
-    with pytest.raises(ValueError, match=r"loss is nan .* at step \d+: training has diverged; lower learning_rate"):
+    with pytest.raises(ValueError, match=r"loss is nan.* at step \d+: training has diverged; lower learning_rate"):
         tiny_run(
             data, tmp_path / "run", {"checkpoint_steps": 1}, learning_rate=1e30, warmup_steps=3, schedule="constant"
         )
@@ -355,3 +361,93 @@ def test_an_encoding_of_one_s_own_in_the_working_directory(data, tmp_path):
     assert done.returncode == 0, done.stderr
     saved = json.loads((tmp_path / "runs" / "demo-Wavelet-scale3-42" / "model" / "frequencies.json").read_text())
     assert saved["base"] == 300.0
+
+
+def test_damaged_checkpoints_do_not_push_out_new_ones(data, tmp_path, straight, monkeypatch, capsys):
+    """Both kept checkpoints are damaged; the run starts over, stops early, and what it saved then is what counts."""
+    out = tmp_path / "run"
+    shutil.copytree(straight, out)
+    shutil.rmtree(out / "model")
+    edit(out / "run.json", finished=False)
+    for path in (out / "checkpoints").glob("step-*/*.safetensors"):
+        flip(path)
+    (out / "checkpoints" / "step-00000004-backup").mkdir()
+    report = Trainer._report
+    with monkeypatch.context() as patch:
+        stop = lambda self, started: report(self, started) or bool(started and started.step == 5)  # noqa: E731
+        patch.setattr(Trainer, "_report", stop)
+        assert not tiny_run(data, out, steps=24).finished
+    assert (out / "checkpoints" / "step-00000005").is_dir()
+    assert {p.name for p in (out / "checkpoints").glob("damaged-*")} == {
+        "damaged-step-00000016",
+        "damaged-step-00000024",
+    }
+    assert tiny_run(data, out, steps=24).finished
+    assert "going on from step 5" in capsys.readouterr().out
+    (out / "checkpoints" / "step-00000004-backup").rmdir()
+    same(straight, out)
+
+
+def test_frequencies_that_diverge_stop_the_run_before_they_are_saved(data, tmp_path, monkeypatch):
+    out, calls = tmp_path / "run", []
+    clip = trainer.clip_grad_norm_
+
+    def poisoned(model, *args):
+        calls.append(1)
+        if len(calls) == 8:
+            model.encoding.alpha.grad.fill_(float("nan"))
+        return clip(model, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "clip_grad_norm_", poisoned)
+        with pytest.raises(ValueError, match=r"the frequencies' nan at step 8: training has diverged"):
+            tiny_run(data, out, {"checkpoint_steps": 4}, steps=24)
+    assert [p.name for p in (out / "checkpoints").glob("step-*")] == ["step-00000004"]
+    assert tiny_run(data, out, {"checkpoint_steps": 4}, steps=24).finished
+
+
+def test_a_disk_that_is_full_when_the_model_is_written(data, tmp_path, straight, monkeypatch):
+    out = tmp_path / "run"
+    interrupted(data, straight, out)
+
+    def refuse(*args, **kwargs):
+        raise SafetensorError("No space left on device (os error 28)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saved, "save_file", refuse)
+        with pytest.raises(ValueError, match=r"cannot be written to \(No space left on device"):
+            tiny_run(data, out, steps=24)
+    assert tiny_run(data, out, steps=24).finished
+    same(straight, out)
+
+
+def test_what_a_killed_start_leaves_does_no_harm(data, tmp_path, straight):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / ".run.json.4711").write_text('{"ident')
+    (out / ".metrics.jsonl.4711").write_text("")
+    tiny_run(data, out, steps=24)
+    same(straight, out)
+    assert not (out / ".metrics.jsonl.4711").exists()
+
+
+def test_a_finished_run_without_its_metrics(data, tmp_path, straight, capsys):
+    shutil.copytree(straight, tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    assert tiny_run(data, tmp_path / "run", steps=24).validation_loss is None
+    assert capsys.readouterr().out.endswith("is finished.\n")
+
+
+def test_a_batch_without_targets_is_a_step_like_any(data, tmp_path):
+    outcome = tiny_run(data, tmp_path / "run", {"checkpoint_steps": 500}, row_length=1, batch_tokens=1, steps=200)
+    assert outcome.finished
+    assert any(record.get("loss") == 0 for record in metrics(tmp_path / "run"))
+
+
+def missing_on_rank_one(rank, data, out):
+    as_rank(rank, data if rank == 0 else data / "missing", out, 2, {}, {})
+
+
+def test_what_goes_wrong_on_another_rank_is_said(data, tmp_path):
+    with pytest.raises(Exception, match=r"rank 1: .*missing/manifest.json does not exist"):
+        run_ranks(missing_on_rank_one, tmp_path, data, tmp_path / "run")

@@ -39,14 +39,14 @@ def test_encodings_see_the_same_batches(tmp_path, monkeypatch):
     """Recorded at the loader while runs train, not read off the code."""
     data = tiny_corpus(tmp_path / "c")
     seen = {}
-    original = Loader.batch
+    original = Loader.load
 
     def spy(self, step):
-        batch = original(self, step)
+        batch, num_targets = original(self, step)
         seen.setdefault(current, []).append((step, batch.tokens.tobytes(), batch.targets.tobytes()))
-        return batch
+        return batch, num_targets
 
-    monkeypatch.setattr(Loader, "batch", spy)
+    monkeypatch.setattr(Loader, "load", spy)
     for current in ENCODINGS:
         tiny_run(data, tmp_path / current.replace(",", "-"), encoding=current, steps=6)
     assert len(seen["lerope"]) == 6

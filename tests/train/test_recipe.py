@@ -98,7 +98,8 @@ def test_recipes_go_to_json_and_back():
     assert Recipe.from_dict(made.as_dict()) == made
     assert (made.warmup_steps, made.model.vocab_size, made.model.activation) == (14, 500, "relu2")
     assert made.name == "19M-rope-base500000-3"
-    assert replace(made, encoding="a/b/frequencies.json").name == "19M-frozen-frequencies-3"
+    assert replace(made, encoding="a/b/mine.json").name == "19M-frozen-mine-3"
+    assert replace(made, encoding="runs/52M-x-7/model/frequencies.json").name == "19M-frozen-52M-x-7-3"
     assert replace(made, encoding="pack.age:Wavelet,scale=2").name == "19M-Wavelet-scale2-3"
 
 
@@ -110,7 +111,8 @@ def test_recipes_go_to_json_and_back():
         ({"row_length": 100}, "batch_tokens must hold whole rows of 100 tokens; got 131,072"),
         ({"learning_rate": -1.0}, "learning_rate must be positive; got -1.0"),
         ({"learning_rate": float("nan")}, "learning_rate must be a finite number; got nan"),
-        ({"weight_decay": -1.0}, "weight_decay must be 0 or more"),
+        ({"weight_decay": -1.0}, "weight_decay must be from 0 to below steps = 7,880"),
+        ({"weight_decay": 9.0, "steps": 9}, "weight_decay must be from 0 to below steps = 9, or a step would turn"),
         ({"warmup_steps": 10**6}, "warmup_steps must be from 0 to below steps = 7,880; got 1,000,000"),
         ({"schedule": "linear"}, "schedule must be one of cosine, wsd, constant; got 'linear'"),
         ({"precision": "fp8"}, "precision must be one of bf16, float32; got 'fp8'"),

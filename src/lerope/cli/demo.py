@@ -1,10 +1,13 @@
 """lerope demo: the researcher's journey in minutes, on the Python sources that every machine has."""
 
 import math
+import sys
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+
+from lerope.cli.stopping import stoppable
 
 VOCAB_SIZE = 2_048
 # What two cores do in a few minutes. For so few steps, small batches, a low learning rate and little decay are best.
@@ -29,7 +32,8 @@ def demo(out: Path = Path("runs/demo"), seed: int = 42, steps: int = STEPS) -> N
 
     say = Console(highlight=False).print
     say("\n[bold]1. Data[/bold]: the Python sources of this interpreter")
-    manifest = prepare(["python:"], out / "data", vocab_size=VOCAB_SIZE, validation_fraction=0.05)
+    with stoppable():
+        manifest = prepare(["python:"], out / "data", vocab_size=VOCAB_SIZE, validation_fraction=0.05)
     setup = Setup(checkpoint_steps=50, validation_steps=steps)
     losses = {}
     for number, encoding in enumerate(("rope", "lerope"), start=2):
@@ -37,7 +41,7 @@ def demo(out: Path = Path("runs/demo"), seed: int = 42, steps: int = STEPS) -> N
         chosen = recipe("demo", encoding, seed, "float32", steps=steps, validation_tokens=1 << 30, **RECIPE)
         outcome = train(chosen, out / "data", out / chosen.name, setup)
         if outcome.stopped_by is not None:
-            raise KeyboardInterrupt
+            sys.exit(128 + outcome.stopped_by)
         assert outcome.validation_loss is not None
         losses[encoding] = outcome.validation_loss
     say("\n[bold]4. What came of it[/bold]")

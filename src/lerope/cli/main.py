@@ -37,11 +37,20 @@ def guarded(name: str, call: Callable[[], None]) -> None:
     except (ValueError, OSError) as error:
         if os.environ.get("LEROPE_TRACEBACK"):
             raise
-        if os.environ.get("RANK", "0") == "0":
+        rank = os.environ.get("RANK", "0")
+        if rank == "0":
             print(f"lerope {name}: {_sentence(error)}", file=sys.stderr)
+        elif type(error).__name__ != "SharedError" and _joined():
+            print(f"lerope {name}, rank {rank}: {_sentence(error)}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _joined() -> bool:
+    """Whether this process is one of a group by now: before, an error is the same on all and one speaks of it."""
+    distributed = sys.modules.get("torch.distributed")
+    return bool(distributed and distributed.is_initialized())
 
 
 def _run(name: str, args: list[str]) -> None:

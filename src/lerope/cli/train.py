@@ -40,7 +40,7 @@ class Changes:
     warmup_steps: Whole = None
     """Steps of warm-up; 1,000 and at most a seventh of the run unless given."""
     weight_decay: Number = None
-    """Independent weight decay over the whole run; 8 unless given."""
+    """Independent weight decay over the whole run; 8, and at most a tenth of the steps, unless given."""
     max_norm: Number = None
     """Norm to which gradients are clipped; 1 unless given."""
     frequency_max_norm: Number = None

@@ -40,6 +40,11 @@ def locked(folder: Path) -> Iterator[None]:
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise ValueError(f"{folder} is in use by another process; wait for it, or name another --out.") from None
+        except OSError as error:
+            raise ValueError(
+                f"{folder} cannot be locked ({error.strerror}); use a file system with locks, for Lustre one "
+                "mounted with flock."
+            ) from None
         yield

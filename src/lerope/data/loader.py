@@ -48,34 +48,32 @@ class Loader:
         self.split, self.batch_rows, self.rank, self.num_ranks = split, batch_rows, rank, num_ranks
         self.packing = Packing(split.lengths, row_length, seed)
 
-    def batch(self, step: int) -> Batch:
-        """This rank's rows of a step."""
+    def load(self, step: int) -> tuple[Batch, int]:
+        """This rank's rows of a step, and how many targets count in the whole batch, over all ranks."""
         share = self.batch_rows // self.num_ranks
-        first = step * self.batch_rows + self.rank * share
-        rows = [self.packing.pieces(row) for row in range(first, first + share)]
-        return assemble(self.split, rows, self.packing.row_length)
-
-    def num_targets(self, step: int) -> int:
-        """Targets that count in the whole batch, over all ranks."""
-        first = step * self.batch_rows
-        return sum(self.packing.num_targets(row) for row in range(first, first + self.batch_rows))
+        mine: list[list[Piece]] = []
+        num_targets = 0
+        # In order, so that a batch across the end of an epoch shuffles once.
+        for number in range(self.batch_rows):
+            row = step * self.batch_rows + number
+            num_targets += self.packing.num_targets(row)
+            if number // share == self.rank:
+                mine.append(self.packing.pieces(row))
+        return assemble(self.split, mine, self.packing.row_length), num_targets
 
     def ahead(self, start: int, stop: int, depth: int = 2) -> Generator[tuple[Batch, int], None, None]:
-        """batch and num_targets of steps [start, stop), up to `depth` of them made beforehand by another thread."""
+        """What `load` gives for steps [start, stop), up to `depth` of them made beforehand by another thread."""
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as pool:
             made: deque[Future[tuple[Batch, int]]] = deque()
             try:
                 for step in range(start, stop + depth):
                     if step < stop:
-                        made.append(pool.submit(self._made, step))
+                        made.append(pool.submit(self.load, step))
                     if len(made) > depth or step >= stop:
                         yield made.popleft().result()
             finally:
                 for future in made:
                     future.cancel()
-
-    def _made(self, step: int) -> tuple[Batch, int]:
-        return self.batch(step), self.num_targets(step)
 
 
 def validation_batches(

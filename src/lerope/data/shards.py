@@ -128,10 +128,14 @@ class SplitWriter:
     def __init__(self, directory: Path, split: SplitName, dtype: np.dtype[Any], state: list[list[int]] | None = None):
         self.directory, self.split, self.dtype = directory, split, dtype
         self._sizes = [list(size) for size in state or []]  # [documents, tokens] of each shard
-        for path in sorted(directory.glob(f"{split}-*")):
-            index = int(path.stem.rpartition("-")[2])
-            documents, tokens = self._sizes[index] if index < len(self._sizes) else (0, 0)
-            os.truncate(path, documents * 8 if path.suffix == ".ends" else tokens * dtype.itemsize)
+        sizes: dict[Path, int] = {}
+        for index, (documents, tokens) in enumerate(self._sizes):
+            sizes |= {self._path(index, "ends"): 8 * documents, self._path(index, "tokens"): dtype.itemsize * tokens}
+        for path, size in sizes.items():
+            if not path.is_file() or path.stat().st_size < size:
+                raise ValueError(f"{path} has lost what was written to it; delete {directory} and prepare it anew.")
+        for path in directory.glob(f"{split}-*"):
+            os.truncate(path, sizes.get(path, 0))
 
     def append(self, tokens: Tokens, lengths: npt.NDArray[np.int64]) -> None:
         """Adds whole documents, end to end in `tokens`."""

@@ -15,7 +15,7 @@ class Stopped(Exception):  # noqa: N818 (what happened, like KeyboardInterrupt)
 
 
 class Signals:
-    """While entered, remembers the first SIGINT, SIGTERM or SIGUSR2; a second one interrupts at once."""
+    """While entered, remembers the first SIGINT, SIGTERM or SIGUSR2; a second Ctrl-C interrupts at once."""
 
     KINDS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
@@ -38,6 +38,6 @@ class Signals:
             raise Stopped(self.received)
 
     def _on(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
+        if number == signal.SIGINT and self.received == signal.SIGINT:
             raise KeyboardInterrupt
-        self.received = number
+        self.received = self.received or number

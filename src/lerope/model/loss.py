@@ -25,7 +25,9 @@ class Head(nn.Linear):
         """x (..., width) -> logits (..., vocab_size), or a float64 scalar; negative targets do not count."""
         if targets is None:
             return super().forward(x)
-        return _summed_loss(x.flatten(0, -2), self.weight, targets.flatten())
+        # A function of one's own is told that a parameter wants a gradient even where none is computed.
+        weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
+        return _summed_loss(x.flatten(0, -2), weight, targets.flatten())
 
 
 @torch.no_grad()

@@ -39,10 +39,17 @@ def save_model(
     partial.mkdir(parents=True)
     content = {"model_type": "lerope", "train_length": frequencies.train_length, **asdict(config)}
     (partial / CONFIG).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    save_file({name: value.contiguous() for name, value in weights.items()}, partial / WEIGHTS)
+    try:
+        save_file({name: value.contiguous() for name, value in weights.items()}, partial / WEIGHTS)
+    except SafetensorError as error:
+        raise OSError(str(error)) from None
     frequencies.save(partial / FREQUENCIES)
     if tokenizer is not None:
         shutil.copyfile(tokenizer, partial / tokenizer.name)
+    for path in (*partial.iterdir(), partial):
+        handle = os.open(path, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
     shutil.rmtree(directory, ignore_errors=True)
     partial.replace(directory)
 

@@ -66,9 +66,8 @@ def save(folder: Path, step: int, state: dict[str, Tensor], ranks: Ranks, keep: 
             save_distributed(state, storage_writer=writer, no_dist=not dist.is_initialized())
     except (OSError, CheckpointException) as error:
         raise OSError(_reason(error)) from None
-    hashes: dict[str, str] = {}
-    for part in ranks.gather(_hashes(partial, ranks)):
-        hashes |= part
+    names = ranks.first(lambda: sorted(file.name for file in partial.glob("*.safetensors")))
+    hashes = _hashes(partial, names, ranks)
 
     def commit() -> None:
         with (partial / MARK).open("w", encoding="utf-8") as file:
@@ -85,13 +84,15 @@ def save(folder: Path, step: int, state: dict[str, Tensor], ranks: Ranks, keep: 
 
 
 def newest(folder: Path, ranks: Ranks) -> tuple[Checkpoint | None, list[str]]:
-    """The newest whole checkpoint, and a sentence about each newer one that is damaged."""
+    """The newest whole checkpoint, and a sentence about each newer one that is damaged, which is put aside."""
     complaints: list[str] = []
     for path in reversed(ranks.first(lambda: _steps(folder))):
         problem = _damage(path, ranks)
         if problem is None:
             return Checkpoint(path, int(path.name.rpartition("-")[2])), complaints
-        complaints.append(f"{path} is damaged ({problem}) and was passed over.")
+        aside = path.with_name(f"damaged-{path.name}")
+        ranks.first(lambda path=path, aside=aside: _put_aside(path, aside))  # type: ignore[misc]
+        complaints.append(f"{path} is damaged ({problem}) and was passed over; it is now {aside.name}.")
     return None, complaints
 
 
@@ -106,7 +107,13 @@ def load(checkpoint: Checkpoint, state: dict[str, Tensor]) -> None:
 
 
 def _steps(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("step-*") if path.is_dir())
+    return sorted(path for path in folder.glob(f"step-{'[0-9]' * 8}") if path.is_dir())
+
+
+def _put_aside(path: Path, aside: Path) -> None:
+    """A damaged checkpoint must not count as one of the newest when old ones are removed."""
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
 
 
 def _clear(partial: Path) -> None:
@@ -116,10 +123,13 @@ def _clear(partial: Path) -> None:
     partial.mkdir(parents=True)
 
 
-def _hashes(path: Path, ranks: Ranks) -> dict[str, str]:
-    """This rank's share of the files, hashed."""
-    names = sorted(file.name for file in path.glob("*.safetensors"))[ranks.rank :: ranks.num_ranks]
-    return {name: sha256_of(path / name) for name in names}
+def _hashes(path: Path, names: list[str], ranks: Ranks) -> dict[str, str]:
+    """The hashes of files, each by one of the ranks; those that are not there are left out."""
+    mine = [name for name in names[ranks.rank :: ranks.num_ranks] if (path / name).is_file()]
+    found: dict[str, str] = {}
+    for part in ranks.gather({name: sha256_of(path / name) for name in mine}):
+        found |= part
+    return found
 
 
 def _damage(path: Path, ranks: Ranks) -> str | None:
@@ -127,9 +137,7 @@ def _damage(path: Path, ranks: Ranks) -> str | None:
     content = ranks.first(lambda: _read_mark(path))
     if content is None:
         return f"{MARK} is missing or not whole"
-    found: dict[str, str] = {}
-    for part in ranks.gather(_hashes(path, ranks)):
-        found |= part
+    found = _hashes(path, sorted(content), ranks)
     for name, expected in content.items():
         if name not in found:
             return f"{name} is missing"

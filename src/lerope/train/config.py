@@ -54,8 +54,11 @@ class Recipe:
         for field in ("learning_rate", "frequency_learning_rate", "max_norm", "frequency_max_norm", "eps"):
             if not check_number(field, getattr(self, field)) > 0:
                 raise ValueError(f"{field} must be positive; got {getattr(self, field)!r}.")
-        if not check_number("weight_decay", self.weight_decay) >= 0:
-            raise ValueError(f"weight_decay must be 0 or more; got {self.weight_decay!r}.")
+        if not 0 <= check_number("weight_decay", self.weight_decay) < self.steps:
+            raise ValueError(
+                f"weight_decay must be from 0 to below steps = {self.steps:,}, or a step would turn weights around; "
+                f"got {self.weight_decay!r}."
+            )
         if len(self.betas) != 2 or not all(0 <= check_number("betas", beta) < 1 for beta in self.betas):
             raise ValueError(f"betas must be two numbers from 0 to below 1; got {self.betas!r}.")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 63:
@@ -81,7 +84,7 @@ class Recipe:
     def name(self) -> str:
         """What a run directory is called: rung, encoding, seed."""
         name, *options = self.encoding.split(",")
-        label = f"frozen-{PurePath(name).stem}" if name.endswith(".json") else name.rpartition(":")[2]
+        label = f"frozen-{_source(PurePath(name))}" if name.endswith(".json") else name.rpartition(":")[2]
         extras = [f"{key}{value}" for key, _, value in (option.partition("=") for option in options)]
         return "-".join([self.rung, label, *extras, str(self.seed)])
 
@@ -96,12 +99,18 @@ class Recipe:
         return cls(**content)
 
 
+def _source(path: PurePath) -> str:
+    """What a frequencies.json is called: after its run, where it lies in one."""
+    return path.parts[-3] if path.parts[-2:] == ("model", "frequencies.json") and len(path.parts) > 2 else path.stem
+
+
 def recipe(
     name: str, encoding: str = "lerope", seed: int = 42, precision: Precision = "bf16", **changes: Any
 ) -> Recipe:
     """The paper's recipe for a rung, with any fields changed; `vocab_size` and `activation` change the model.
 
-    Steps follow from 20 tokens a parameter; warm-up is 1,000 steps and at most a seventh of the run.
+    Steps follow from 20 tokens a parameter; warm-up is 1,000 steps and at most a seventh of the run, weight decay 8 and
+    at most a tenth of the steps.
     """
     model = rung(name)
     model = replace(model, **{k: changes.pop(k) for k in ("vocab_size", "activation") if k in changes})
@@ -121,7 +130,7 @@ def recipe(
         "frequency_learning_rate": learning_rate,
         "schedule": "cosine",
         "warmup_steps": min(1000, steps // 7),
-        "weight_decay": 8.0,
+        "weight_decay": min(8.0, steps / 10),
         "betas": (0.9, 0.95),
         "eps": 1e-8,
         "max_norm": 1.0,

@@ -18,6 +18,7 @@ from lerope.data.signals import Signals
 from lerope.model import accounting, gpus
 from lerope.model.saved import save_model
 from lerope.model.spec import build_encoding
+from lerope.rotary.encodings import Encoding
 from lerope.train.config import Recipe, Setup
 from lerope.train.metrics import Records, readable
 from lerope.train.parallel import Ranks, compiles, start_ranks
@@ -53,10 +54,15 @@ def train(recipe: Recipe, data: str | os.PathLike[str], out: Path | None = None,
     ranks = start_ranks(setup.device)
     run = RunDirectory(out or Path("runs") / recipe.name)
     ranks.first(lambda: check_corpus(data, recipe))
-    corpus = Corpus(data, verify="sizes")
-    encoding = build_encoding(recipe.encoding, recipe.model)
-    loader = Loader(corpus.train, recipe.row_length, recipe.batch_rows, recipe.seed, ranks.rank, ranks.num_ranks)
-    micro_batch_rows = _micro_batch_rows(recipe, setup, ranks)
+
+    def open_all() -> tuple[Corpus, Encoding, Loader, int]:
+        corpus = Corpus(data, verify="sizes")
+        rows = (recipe.row_length, recipe.batch_rows)
+        loader = Loader(corpus.train, *rows, recipe.seed, ranks.rank, ranks.num_ranks)
+        encoding = build_encoding(recipe.encoding, recipe.model)
+        return corpus, encoding, loader, _micro_batch_rows(recipe, setup, ranks)
+
+    corpus, encoding, loader, micro_batch_rows = ranks.together(open_all)
     identity = {
         "recipe": recipe.as_dict(),
         "data": corpus.manifest.fingerprint(),
@@ -75,7 +81,7 @@ def train(recipe: Recipe, data: str | os.PathLike[str], out: Path | None = None,
         ranks.first(lambda: held.enter_context(run.held()))
         if ranks.first(lambda: run.open(identity, start)):
             loss = ranks.first(lambda: last_validation_loss(run))
-            _say(ranks, f"{run.path} is finished: validation loss {loss:.4f}.")
+            _say(ranks, _finished(run, loss))
             return Outcome(run.path, recipe.steps, True, loss, None)
         peak = gpus.peak_flops(torch.cuda.get_device_name()) if ranks.device.type == "cuda" else None
         trainer = Trainer(recipe, setup, corpus, loader, encoding, run, ranks, micro_batch_rows, peak)
@@ -93,30 +99,39 @@ def _carry_out(trainer: Trainer, recipe: Recipe, run: RunDirectory, ranks: Ranks
         with ExitStack() as opened, Signals() as signals:
             records = display = None
             if ranks.is_main:
-                records = Records(run.path, trainer.setup.trackers, recipe.name, recipe.as_dict())
+                records = Records(run.path, trainer.setup.trackers, recipe.name, recipe.as_dict(), first)
                 opened.enter_context(closing(records))
                 display = opened.enter_context(Display())
             step = trainer.train(first, signals, records, display)
+        loss = ranks.first(lambda: last_validation_loss(run))
+        if step < recipe.steps:
+            _say(ranks, f"stopped at step {step:,} with a checkpoint; go on with:\n  {resume_command()}")
+            return Outcome(run.path, step, False, loss, signals.received or signal.SIGTERM)
+        weights = trainer.weights()
+        frequencies = trainer.model.encoding.artifact(recipe.row_length)
+
+        def finish() -> None:
+            save_model(run.model, recipe.model, weights, frequencies, trainer.corpus.tokenizer_path)
+            run.write("results/training.json", _summary(run, recipe))
+            run.finish()
+
+        ranks.first(finish)
     except OSError as error:
         raise ValueError(
             f"{run.path} cannot be written to ({error.strerror or error}): training stopped, the last checkpoint is "
             f"whole; make room, then go on with: {resume_command()}"
         ) from None
-    loss = ranks.first(lambda: last_validation_loss(run))
-    if step < recipe.steps:
-        _say(ranks, f"stopped at step {step:,} with a checkpoint; go on with:\n  {resume_command()}")
-        return Outcome(run.path, step, False, loss, signals.received or signal.SIGTERM)
-    weights = trainer.weights()
-    frequencies = trainer.model.encoding.artifact(recipe.row_length)
-
-    def finish() -> None:
-        save_model(run.model, recipe.model, weights, frequencies, trainer.corpus.tokenizer_path)
-        run.write("results/training.json", _summary(run, recipe))
-        run.finish()
-
-    ranks.first(finish)
-    _say(ranks, f"{run.path} is finished: validation loss {loss:.4f}.")
+    except torch.OutOfMemoryError:
+        raise ValueError(
+            f"the GPU's memory ran out with {trainer.micro_batch_rows} rows at a time; take fewer with "
+            "--micro-batch-rows, or --recompute, or --parallel fsdp on several GPUs."
+        ) from None
+    _say(ranks, _finished(run, loss))
     return Outcome(run.path, step, True, loss, None)
+
+
+def _finished(run: RunDirectory, loss: float | None) -> str:
+    return f"{run.path} is finished" + (f": validation loss {loss:.4f}." if loss is not None else ".")
 
 
 def check_corpus(data: str | os.PathLike[str], recipe: Recipe) -> None:
@@ -159,10 +174,10 @@ def resume_command() -> str:
     args = sys.argv[1:]
     if not dist.is_initialized():
         return shlex.join(["lerope", *args])
-    nodes = max(1, int(os.environ["WORLD_SIZE"]) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    launch = ["torchrun", f"--nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', '1')}"]
-    launch += [f"--nnodes={nodes}"] if nodes > 1 else []
-    return shlex.join([*launch, "-m", "lerope", *args])
+    here = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    if here != os.environ["WORLD_SIZE"]:
+        return f"the same torchrun command on every node, ... -m {shlex.join(['lerope', *args])}"
+    return shlex.join(["torchrun", f"--nproc-per-node={here}", "-m", "lerope", *args])
 
 
 def _micro_batch_rows(recipe: Recipe, setup: Setup, ranks: Ranks) -> int:

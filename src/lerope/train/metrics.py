@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,16 +16,27 @@ from lerope.train.rundir import FREQUENCIES, METRICS, read_run
 class Records:
     """Appends to metrics.jsonl and frequencies.jsonl, and passes metrics on to trackers."""
 
-    def __init__(self, path: Path, trackers: tuple[Tracker, ...], name: str, config: dict[str, Any]) -> None:
+    def __init__(
+        self, path: Path, trackers: tuple[Tracker, ...], name: str, config: dict[str, Any], first: int = 0
+    ) -> None:
+        """Opens everything.
+
+        Args:
+            first: the step that a run goes on from.
+        """
+        self._sinks = {tracker: _open(tracker, path, name, config, first) for tracker in trackers}
         self._files = {kind: (path / kind).open("a", encoding="utf-8") for kind in (METRICS, FREQUENCIES)}
-        self._sinks = [_SINKS[tracker](path, name, config) for tracker in trackers]
 
     def metrics(self, record: dict[str, Any]) -> None:
         """One line of metrics; `step` counts finished steps."""
         self._append(METRICS, record)
         values = {key: value for key, value in record.items() if key != "step" and value is not None}
-        for sink in self._sinks:
-            sink.log(values, record["step"])
+        for tracker, sink in list(self._sinks.items()):
+            try:
+                sink.log(values, record["step"])
+            except Exception as error:  # whatever a service does, training goes on
+                warnings.warn(f"{tracker} stopped taking metrics ({error}); they go on in {METRICS}.", stacklevel=2)
+                del self._sinks[tracker]
 
     def frequencies(self, record: dict[str, Any]) -> None:
         """One line of frequencies."""
@@ -39,7 +51,7 @@ class Records:
         """Closes files and trackers."""
         for file in self._files.values():
             file.close()
-        for sink in self._sinks:
+        for sink in self._sinks.values():
             sink.close()
 
     def _append(self, kind: str, record: dict[str, Any]) -> None:
@@ -59,12 +71,10 @@ class Sink(Protocol):
 
 
 class _TensorBoard:
-    def __init__(self, path: Path, name: str, config: dict[str, Any]) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise _missing("tensorboard") from None
-        self._writer = SummaryWriter(str(path / "tensorboard"))
+    def __init__(self, path: Path, name: str, config: dict[str, Any], first: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(path / "tensorboard"), purge_step=first + 1)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         for key, value in values.items():
@@ -79,11 +89,8 @@ class _Hosted:
 
     package: str
 
-    def __init__(self, path: Path, name: str, config: dict[str, Any]) -> None:
-        try:
-            module = __import__(self.package)
-        except ImportError:
-            raise _missing(self.package) from None
+    def __init__(self, path: Path, name: str, config: dict[str, Any], first: int) -> None:
+        module = __import__(self.package)
         self._run = module.init(project="lerope", name=name, config=config, resume="allow", **self.options(path))
 
     def options(self, path: Path) -> dict[str, str]:
@@ -112,8 +119,16 @@ class _Trackio(_Hosted):
 _SINKS: dict[str, Any] = {"tensorboard": _TensorBoard, "wandb": _WandB, "trackio": _Trackio}
 
 
-def _missing(package: str) -> ValueError:
-    return ValueError(f"trackers: {package} is not installed; pip install 'lerope[{package}]', or leave it out.")
+def _open(tracker: Tracker, path: Path, name: str, config: dict[str, Any], first: int) -> Sink:
+    try:
+        sink: Sink = _SINKS[tracker](path, name, config, first)
+    except ImportError:
+        raise ValueError(
+            f"trackers: {tracker} is not installed; pip install 'lerope[{tracker}]', or leave it out."
+        ) from None
+    except Exception as error:
+        raise ValueError(f"trackers: {tracker} cannot be started ({error}); mend that, or leave it out.") from None
+    return sink
 
 
 def line(record: dict[str, Any], steps: int, seconds_left: float) -> str:

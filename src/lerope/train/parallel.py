@@ -19,6 +19,13 @@ from lerope.train.config import Setup
 
 Result = TypeVar("Result")
 
+# Gradients live in the buckets that travel, and buffers, the frequencies a run starts from, are the same everywhere.
+_DDP: dict[str, Any] = {"gradient_as_bucket_view": True, "broadcast_buffers": False}
+
+
+class SharedError(ValueError):
+    """Raised on every rank alike, so that one of them need speak of it."""
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -64,9 +71,25 @@ class Ranks:
             dist.broadcast_object_list(box, src=0)
             result, problem = box[0]
         if problem is not None:
-            raise ValueError(problem)
+            raise SharedError(problem)
         shared: Result = result
         return shared
+
+    def together(self, function: Callable[[], Result]) -> Result:
+        """What this rank's call returns; what goes wrong on any rank is raised on every rank."""
+        result: Any = None
+        problem: str | None = None
+        try:
+            result = function()
+        except (ValueError, OSError) as error:
+            if not dist.is_initialized():
+                raise
+            problem = str(error)
+        for rank, found in enumerate(self.gather(problem)):
+            if found is not None:
+                raise SharedError(f"rank {rank}: {found}" if rank else found)
+        mine: Result = result
+        return mine
 
 
 def start_ranks(device: str) -> Ranks:
@@ -80,12 +103,18 @@ def start_ranks(device: str) -> Ranks:
         raise ValueError(f"device must be one that is there; got {device!r}, and torch sees no CUDA device: use cpu.")
     if chosen.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be auto, cpu, cuda or cuda:N; got {device!r}.")
+    if chosen.type == "cuda":
+        index = int(os.environ.get("LOCAL_RANK", 0)) if chosen.index is None else chosen.index
+        if index >= torch.cuda.device_count():
+            raise ValueError(
+                f"device must be one that is there; got cuda:{index}, and torch sees {torch.cuda.device_count()}: "
+                "start fewer ranks or name another."
+            )
+        chosen = torch.device("cuda", index)
+        torch.cuda.set_device(chosen)
     if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
         return Ranks(0, 1, 1, chosen)
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if chosen.type == "cuda":
-        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-        torch.cuda.set_device(chosen)
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
     return Ranks(rank, num_ranks, int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks)), chosen)
@@ -121,7 +150,7 @@ def build(config: ModelConfig, encoding: Encoding, seed: int, setup: Setup, rank
     if ranks.num_ranks == 1 or sharded:
         return Replica(model, model)
     devices = [ranks.device.index] if ranks.device.type == "cuda" else None
-    return Replica(model, nn.parallel.DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True))
+    return Replica(model, nn.parallel.DistributedDataParallel(model, device_ids=devices, **_DDP))
 
 
 def compiles(setup: Setup, ranks: Ranks) -> bool:
@@ -139,6 +168,8 @@ def _shard(model: Transformer, parallel: Parallel, ranks: Ranks) -> None:
 
     kind, per_node = ranks.device.type, ranks.ranks_per_node
     if parallel == "hybrid":
+        if ranks.num_ranks % per_node:
+            raise ValueError(f"hybrid needs as many ranks on every node; got {ranks.num_ranks} ranks, {per_node} here.")
         shape = (ranks.num_ranks // per_node, per_node)
         mesh = init_device_mesh(kind, shape, mesh_dim_names=("copy", "shard"))
     else:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import lerope
-from lerope.data.files import LOCK, locked, write_whole
+from lerope.data.files import locked, write_whole
 
 RUN, METRICS, FREQUENCIES = "run.json", "metrics.jsonl", "frequencies.jsonl"
 
@@ -31,8 +31,10 @@ class RunDirectory:
     def held(self) -> Iterator[None]:
         """Creates the folder if need be and keeps other processes out of it."""
         with locked(self.path):
-            if not (self.path / RUN).exists() and any(path.name != LOCK for path in self.path.iterdir()):
+            if not (self.path / RUN).exists() and any(not path.name.startswith(".") for path in self.path.iterdir()):
                 raise ValueError(f"{self.path} holds other files and no {RUN}; name an empty or new folder with --out.")
+            for partial in self.path.glob(".*.jsonl.*"):
+                partial.unlink()  # left by a process that was killed
             yield
 
     @property

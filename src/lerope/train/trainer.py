@@ -170,7 +170,7 @@ class Trainer:
             with self.replica.sync(first == starts[-1]):
                 loss = self._loss(_part(batch, first, self.micro_batch_rows))
                 # Ranks' gradients are averaged, so that this gives the mean over all targets of the batch.
-                (loss * (ranks.num_ranks / num_targets)).backward()
+                (loss * (ranks.num_ranks / max(num_targets, 1))).backward()
             sums[0] += loss.detach()
         norms = clip_grad_norm_(self.model, recipe.max_norm, recipe.frequency_max_norm)
         self.optimizer.step()
@@ -206,7 +206,7 @@ class Trainer:
             return False
         started.end.wait()
         total, stops, norm, frequency_norm = started.numbers.tolist()
-        loss = total / started.num_targets
+        loss = total / max(started.num_targets, 1)
         seconds, self._clock = started.end.seconds_since(self._clock), started.end
         tokens = self.recipe.batch_tokens
         # A moving average, so that the time left does not jump.
@@ -225,10 +225,11 @@ class Trainer:
             "tokens_per_second": tokens / seconds,
             "share_of_peak": share,
         }
-        if not math.isfinite(loss) or not math.isfinite(norm):
+        if not all(map(math.isfinite, (loss, norm, frequency_norm))):
             raise ValueError(
-                f"loss is {loss} and the gradient's norm {norm} at step {started.step:,}: training "
-                "has diverged; lower learning_rate in a new run, the last checkpoint is whole."
+                f"loss is {loss}, the gradient's norm {norm} and the frequencies' {frequency_norm} at step "
+                f"{started.step:,}: training has diverged; lower learning_rate in a new run, the last checkpoint is "
+                "whole."
             )
         if self.records is not None:
             self.records.metrics(record)
