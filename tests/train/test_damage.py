@@ -439,7 +439,9 @@ def test_a_finished_run_without_its_metrics(data, tmp_path, straight, capsys):
 
 
 def test_a_batch_without_targets_is_a_step_like_any(data, tmp_path):
-    outcome = tiny_run(data, tmp_path / "run", {"checkpoint_steps": 500}, row_length=1, batch_tokens=1, steps=200)
+    setup = {"checkpoint_steps": 500, "validation_steps": 500}
+    shape = {"row_length": 1, "batch_tokens": 1, "steps": 95, "validation_tokens": 5}
+    outcome = tiny_run(data, tmp_path / "run", setup, **shape)
     assert outcome.finished
     assert any(record.get("loss") == 0 for record in metrics(tmp_path / "run"))
 
