@@ -53,7 +53,9 @@ def test_a_tokenizer_that_is_trained_shown_and_used(source, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "400 pieces, BOS 1, EOS 2" in shown
     assert "the text comes back exactly" in shown
-    main(["data", "prepare", source, "--out", str(tmp_path / "out"), "--tokenizer", path, "--validation", source])
+    main(
+        ["data", "prepare", source, "--out", str(tmp_path / "out"), "--tokenizer", path, "--validation-fraction", "0.1"]
+    )
     assert Corpus(tmp_path / "out").manifest.vocab_size == 400
 
 
@@ -70,6 +72,10 @@ def test_a_tokenizer_that_is_trained_shown_and_used(source, tmp_path, capsys):
         (["tokenizer", "train", "{folder}/y.txt", "--out", "{folder}/x.model"], "y.txt' does not exist"),
         (["tokenizer", "show", "{folder}/x.model"], "x.model cannot be read"),
         (["tokenizer", "show", "{source}"], "x.jsonl is not a SentencePiece model"),
+        (
+            ["data", "prepare", "{source}", "--out", "{folder}/d", "--validation", "{source}"],
+            "every file of the sources is also named for validation",
+        ),
         (["data", "inspect", "{folder}"], "manifest.json does not exist"),
         (["data", "inspect", "{source}"], "manifest.json does not exist"),
         (["data", "inspect", "{folder}", "--samples", "-1"], "samples must be 0 or more; got -1"),

@@ -272,3 +272,35 @@ def test_few_batches_are_under_way(small_tokenizer):
     next(encoded)
     assert taken <= 4
     encoded.close()
+
+
+def test_the_advice_of_a_mistake_can_be_followed(tmp_path):
+    """Nothing was made yet, so the same folder takes other settings."""
+    write_jsonl(tmp_path / "a.jsonl", made_up(300))
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match="vocab_size 32,000 is too large for this text"):
+        prepare([str(tmp_path / "a.jsonl")], out, validation_fraction=0.1)
+    with pytest.raises(ValueError, match="field 'content' is missing"):
+        prepare([str(tmp_path / "a.jsonl")], out, validation_fraction=0.1, text_field="content")
+    assert prepare([str(tmp_path / "a.jsonl")], out, validation_fraction=0.1, vocab_size=400).vocab_size == 400
+
+
+def test_a_mistake_in_a_later_document_keeps_its_sentence(tmp_path):
+    """Also while the tokenizer is trained, where SentencePiece is the one that reads."""
+    write_jsonl(tmp_path / "a.jsonl", made_up(300))
+    (tmp_path / "zz.txt").write_bytes(b"\xab\xff nothing")
+    with pytest.raises(
+        ValueError, match=r"zz.txt is not valid UTF-8 at byte 0 \(0xab\); convert it, or pass --skip-inv"
+    ):
+        prepare([str(tmp_path)], tmp_path / "out", vocab_size=400)
+
+
+def test_files_named_for_validation_are_kept_out_of_training(tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    write_jsonl(folder / "a.jsonl", made_up(300))
+    (folder / "held-out.txt").write_text("words that are nowhere else: quixotic zephyr\n")
+    manifest = prepare([str(folder)], tmp_path / "out", vocab_size=400, validation=[str(folder / "held-out.txt")])
+    corpus, tokenizer = Corpus(tmp_path / "out"), Tokenizer(tmp_path / "out" / "tokenizer.model")
+    assert manifest.splits["validation"].num_documents == 1
+    assert not any("quixotic" in tokenizer.decode(corpus.train.document(i)) for i in range(len(corpus.train)))

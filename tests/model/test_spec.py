@@ -109,5 +109,16 @@ def test_a_damaged_model_is_one_sentence(tmp_path, name, damage):
     path.unlink()
     if damage == "cut":
         path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match=r"does not hold a whole model|does not exist|is not whole JSON"):
+    with pytest.raises(
+        ValueError, match=r"does not hold a whole model|holds no model|does not exist|is not whole JSON"
+    ):
         load_model(tmp_path / "model")
+
+
+def test_a_run_directory_will_do_and_a_wrong_encoding_is_one_sentence(tmp_path):
+    saved(tmp_path)
+    assert isinstance(load_model(tmp_path).encoding, lerope.FrozenRoPE)
+    with pytest.raises(ValueError, match=r"does not fit encoding 'rope', name the one it has: .*encoding.alpha"):
+        load_model(tmp_path, "rope")
+    with pytest.raises(ValueError, match="holds no model; name the directory of a finished run"):
+        load_model(tmp_path / "nothing")

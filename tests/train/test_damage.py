@@ -13,18 +13,14 @@ import time
 import pytest
 from safetensors import SafetensorError
 
+import lerope
 from lerope.cli.main import main
 from lerope.model import saved
 from lerope.train import trainer
 from lerope.train.trainer import Trainer
 from tests.ranks import run_ranks
-from tests.train.runs import metrics, same, spawn, tiny_corpus, tiny_run
+from tests.train.runs import metrics, same, spawn, tiny_run
 from tests.train.test_parallel import as_rank
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return tiny_corpus(tmp_path_factory.mktemp("data") / "c")
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +102,7 @@ WRONG = {
     ),
     "attention": (
         ["demo", "--vocab-size", "50", "--attention", "flex", "--device", "cpu", "--steps", "5"],
-        "backend 'flex' needs a CUDA device",
+        "attention must be auto or sdpa on a CPU; got 'flex'",
     ),
     "tracker": (
         ["demo", "--vocab-size", "50", "--row-length", "32", "--batch-tokens", "256", "--trackers", "wandb"],
@@ -190,7 +186,7 @@ def test_a_cut_record_and_a_stale_lock_do_no_harm(data, tmp_path, straight):
 
 
 OTHER_RUN = {
-    "seed": ({"seed": 8}, r"its recipe.seed is 7, not 8; choose another --out"),
+    "seed": ({"seed": 8}, r"its recipe.seed is 7, not 8; give that to go on, or choose another --out"),
     "learning rate": ({"learning_rate": 0.5}, r"its recipe.learning_rate is 0.02, not 0.5"),
     "encoding": ({"encoding": "rope"}, r"its recipe.encoding is 'lerope', not 'rope'"),
     "steps": ({"steps": 25}, r"its recipe.steps is 24, not 25"),
@@ -210,7 +206,7 @@ def test_other_data_is_refused(data, tmp_path, straight):
     from tests.data.corpora import write_corpus
 
     other = write_corpus(tmp_path / "other", {"train": [90] * 20, "validation": [30] * 3})
-    with pytest.raises(ValueError, match=r"its data is '[0-9a-f]{64}', not"):
+    with pytest.raises(ValueError, match="its data has another fingerprint; name the folder it was trained on"):
         tiny_run(other, straight, steps=24)
 
 
@@ -453,3 +449,54 @@ def missing_on_rank_one(rank, data, out):
 def test_what_goes_wrong_on_another_rank_is_said(data, tmp_path):
     with pytest.raises(Exception, match=r"rank 1: .*missing/manifest.json does not exist"):
         run_ranks(missing_on_rank_one, tmp_path, data, tmp_path / "run")
+
+
+def test_a_run_that_did_not_begin_may_become_another(data, tmp_path):
+    """Mistakes at the start leave nothing that would have to be protected."""
+    out = tmp_path / "run"
+    with pytest.raises(ValueError, match="trackers: wandb is not installed"):
+        tiny_run(data, out, {"trackers": ("wandb",)}, steps=3)
+    assert tiny_run(data, out, steps=4).finished
+
+
+class Detached(lerope.LeRoPE):
+    """A mistake that trains without a word elsewhere."""
+
+    def frequencies(self, layer=None):
+        return super().frequencies(layer).detach()
+
+
+class TooFew(lerope.RoPE):
+    def frequencies(self, layer=None):
+        return self.theta[:5]
+
+
+def broken(head_dim):
+    raise KeyError("oops")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("Detached", "encoding.alpha receives no gradient"),
+        ("TooFew", "must have frequencies of 8 bands; got 5"),
+        ("broken", r"'oops' \(tests.train.test_damage:broken is called with head_dim=16\)"),
+    ],
+)
+def test_encodings_of_one_s_own_that_cannot_work(data, tmp_path, name, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        tiny_run(data, tmp_path / "run", encoding=f"tests.train.test_damage:{name}", steps=3)
+
+
+def test_rows_that_do_not_fit_into_memory(data, tmp_path, monkeypatch):
+    def refuse(self, batch):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(Trainer, "_loss", refuse)
+    with pytest.raises(ValueError, match=r"memory ran out with 8 rows of 32 tokens at a time; take fewer with"):
+        tiny_run(data, tmp_path / "run")
+
+
+def test_text_that_is_read_over_and_over_is_remarked_on(data, tmp_path, capsys):
+    tiny_run(data, tmp_path / "run", batch_tokens=2048 * 32, steps=1)
+    assert "warning: the data is read 7 times; for a result, prepare more text." in capsys.readouterr().out

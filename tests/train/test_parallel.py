@@ -8,7 +8,7 @@ import torch
 
 from lerope.train.job import train
 from tests.ranks import run_ranks
-from tests.train.runs import metrics, tensors, tiny_corpus, tiny_recipe, tiny_run, tiny_setup
+from tests.train.runs import metrics, tensors, tiny_recipe, tiny_run, tiny_setup
 
 
 def as_rank(rank: int, data: Path, out: Path, ranks_per_node: int, changes: dict, setup: dict) -> None:
@@ -18,11 +18,6 @@ def as_rank(rank: int, data: Path, out: Path, ranks_per_node: int, changes: dict
     os.environ |= {"LOCAL_WORLD_SIZE": str(ranks_per_node), "MASTER_ADDR": "localhost"}
     outcome = train(tiny_recipe(**changes), data, out, tiny_setup(**setup))
     assert outcome.finished
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return tiny_corpus(tmp_path_factory.mktemp("data") / "c")
 
 
 CASES = {

@@ -10,12 +10,7 @@ import torch
 from lerope.data.shards import Corpus
 from lerope.model.saved import load_model
 from lerope.train.rundir import read_records
-from tests.train.runs import metrics, tiny_corpus, tiny_run
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return tiny_corpus(tmp_path_factory.mktemp("data") / "c")
+from tests.train.runs import metrics, tiny_run
 
 
 def test_validation_is_the_mean_over_tokens_of_unpacked_documents(data, tmp_path):
@@ -71,8 +66,10 @@ def test_hosted_trackers_get_the_run_and_its_metrics(data, tmp_path, monkeypatch
     assert options["name"] == "demo-lerope-7"
     assert options["resume"] == "allow"
     assert options["config"]["learning_rate"] == 0.02
-    steps = [step for name, step, *_ in calls[1:-1] if name == "log"]
-    assert steps == [1, 2, 3, 4, 4]
+    logged = [(step, set(values)) for _, step, values in calls[1:-1]]
+    assert [step for step, names in logged if "loss" in names] == [1, 2, 3, 4]
+    assert [step for step, names in logged if "validation_loss" in names] == [4]
+    assert [step for step, names in logged if "log_scales/07" in names] == [0, 1, 2, 3, 4]
     assert calls[-1] == ("finish",)
 
 

@@ -10,12 +10,7 @@ import time
 import pytest
 
 from lerope.train.rundir import read_records
-from tests.train.runs import metrics, same, spawn, tensors, tiny_corpus, tiny_run
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return tiny_corpus(tmp_path_factory.mktemp("data") / "c")
+from tests.train.runs import metrics, same, spawn, tensors, tiny_run
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,8 @@ def demo(out: Path = Path("runs/demo"), seed: int = 42, steps: int = STEPS) -> N
     from lerope.train.config import Setup, recipe
     from lerope.train.job import train
 
+    if steps < 1:
+        raise ValueError(f"steps must be a positive whole number; got {steps}.")
     say = Console(highlight=False).print
     say("\n[bold]1. Data[/bold]: the Python sources of this interpreter")
     with stoppable():

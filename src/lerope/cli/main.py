@@ -34,6 +34,9 @@ def guarded(name: str, call: Callable[[], None]) -> None:
     """Calls, and turns what users can mend into one sentence and exit code 2."""
     try:
         call()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what reads our output has had enough
+        sys.exit(0)
     except (ValueError, OSError) as error:
         if os.environ.get("LEROPE_TRACEBACK"):
             raise

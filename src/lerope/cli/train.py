@@ -79,14 +79,12 @@ def train(
         seed: decides initial weights and the order of documents.
         out: the run directory; runs/RUNG-ENCODING-SEED unless given.
     """
-    import torch
-
     from lerope.train.job import train as carry_out
 
     sys.path.append(os.getcwd())  # so that an encoding of one's own can lie beside the data
     given: dict[str, Any] = {name: value for name, value in vars(changes).items() if value is not None}
-    on_gpu = torch.cuda.is_available() if setup.device == "auto" else setup.device.startswith("cuda")
-    given.setdefault("precision", "bf16" if on_gpu else "float32")
+    if setup.device == "cpu":
+        given.setdefault("precision", "float32")
     leave(carry_out(recipe(rung, encoding, seed, **given), data, out, setup))
 
 

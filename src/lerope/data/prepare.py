@@ -74,6 +74,10 @@ def prepare(
     check_vocab_size(vocab_size)
     training = [part for source in sources for part in find_parts(source, text_field, skip_invalid)]
     held_out = [part for source in validation for part in find_parts(source, text_field, skip_invalid)]
+    kept_apart = {part.location for part in held_out}
+    training = [part for part in training if part.location not in kept_apart]
+    if not training:
+        raise ValueError("every file of the sources is also named for validation; name other files for one of them.")
     settings = {
         "sources": list(sources),
         "validation": list(validation),

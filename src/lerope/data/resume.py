@@ -55,6 +55,8 @@ class Progress:
         except ValueError as error:
             raise ValueError(f"{path} is damaged ({error}); delete {directory} and prepare it anew.") from None
         progress = cls(**content)
+        if progress.tokenizer_sha256 is None:
+            return cls(settings=settings)  # nothing was made yet that other settings would spoil
         compare(progress.settings, settings, directory)
         progress.settings = settings
         return progress

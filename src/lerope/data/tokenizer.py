@@ -29,9 +29,17 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, path: Path) -> None:
         path: the SentencePiece model to write.
     """
     model = io.BytesIO()
+    problems: list[ValueError] = []
+
+    def sentences() -> Iterator[str]:
+        try:
+            yield from _sentences(texts)
+        except ValueError as error:  # SentencePiece would wrap it in words of its own
+            problems.append(error)
+
     try:
         _sentencepiece().SentencePieceTrainer.train(
-            sentence_iterator=_sentences(texts),
+            sentence_iterator=sentences(),
             model_writer=model,
             model_type="bpe",
             vocab_size=vocab_size,
@@ -50,7 +58,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, path: Path) -> None:
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise ValueError(_training_sentence(str(error), vocab_size)) from None
+        raise problems[0] if problems else ValueError(_training_sentence(str(error), vocab_size)) from None
+    if problems:
+        raise problems[0]
     write_whole(path, model.getvalue())
 
 

@@ -55,8 +55,15 @@ def save_model(
 
 
 def load_model(directory: str | os.PathLike[str], encoding: str | None = None) -> Transformer:
-    """A saved model on the CPU with its frequencies fixed, or with an encoding to go on learning (see `spec`)."""
+    """A saved model on the CPU with its frequencies fixed, or with an encoding to go on learning (see `spec`).
+
+    Args:
+        directory: a run's directory, or the `model` folder in it.
+    """
     folder = Path(directory)
+    folder = folder / "model" if (folder / "model" / CONFIG).is_file() else folder
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder} holds no model; name the directory of a finished run.")
     try:
         content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         content.pop("model_type"), content.pop("train_length")
@@ -72,5 +79,9 @@ def load_model(directory: str | os.PathLike[str], encoding: str | None = None) -
             model = Transformer(config, chosen)
     else:
         model = Transformer(config, build_encoding(encoding, config))
-    model.load_state_dict(weights, assign=True)
+    try:
+        model.load_state_dict(weights, assign=True)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{folder} does not fit encoding {encoding!r}, name the one it has: {reason}") from None
     return model

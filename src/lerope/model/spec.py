@@ -42,8 +42,10 @@ def build_encoding(spec: str, config: ModelConfig) -> Encoding:
     given |= {size: value for size, value in sizes.items() if size in accepted and size not in given}
     try:
         return _fits(make(head_dim=config.head_dim, **given), config, spec)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"encoding {spec!r}: {error}") from None
+    except Exception as error:  # what one's own code raises may be anything
+        said = str(error) or type(error).__name__
+        hint = "" if name in NAMES else f" ({name} is called with head_dim={config.head_dim})"
+        raise ValueError(f"encoding {spec!r}: {said.rstrip('.')}{hint}.") from None
 
 
 def _options(parts: list[str], spec: str) -> dict[str, Any]:
@@ -84,4 +86,7 @@ def _fits(encoding: Any, config: ModelConfig, spec: str) -> Encoding:
         raise ValueError(f"{spec} must have the model's head_dim of {config.head_dim}; got {encoding.head_dim}.")
     if encoding.num_layers not in (None, config.num_layers):
         raise ValueError(f"{spec} must have the model's {config.num_layers} layers; got {encoding.num_layers}.")
+    bands = encoding.frequencies(None if encoding.num_layers is None else 0).shape[-1]
+    if bands != encoding.rotary_dim // 2:
+        raise ValueError(f"{spec} must have frequencies of {encoding.rotary_dim // 2} bands; got {bands}.")
     return encoding

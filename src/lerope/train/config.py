@@ -4,6 +4,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import PurePath
 from typing import Any, Literal
 
+import torch
+
 from lerope.model.accounting import Parallel, Precision, plan
 from lerope.model.config import ModelConfig, rung
 from lerope.rotary.frequencies import check_choice, check_count, check_number
@@ -105,12 +107,12 @@ def _source(path: PurePath) -> str:
 
 
 def recipe(
-    name: str, encoding: str = "lerope", seed: int = 42, precision: Precision = "bf16", **changes: Any
+    name: str, encoding: str = "lerope", seed: int = 42, precision: Precision | None = None, **changes: Any
 ) -> Recipe:
     """The paper's recipe for a rung, with any fields changed; `vocab_size` and `activation` change the model.
 
-    Steps follow from 20 tokens a parameter; warm-up is 1,000 steps and at most a seventh of the run, weight decay 8 and
-    at most a tenth of the steps.
+    Precision is bf16 where there is a GPU and float32 elsewhere. Steps follow from 20 tokens a parameter; warm-up is
+    1,000 steps and at most a seventh of the run, weight decay 8 and at most a tenth of the steps.
     """
     model = rung(name)
     model = replace(model, **{k: changes.pop(k) for k in ("vocab_size", "activation") if k in changes})
@@ -137,6 +139,7 @@ def recipe(
         "frequency_max_norm": 1.0,
         "validation_tokens": 1 << 20,
     }
+    precision = precision or ("bf16" if torch.cuda.is_available() else "float32")
     fixed: dict[str, Any] = {"rung": name, "model": model, "encoding": encoding, "seed": seed, "precision": precision}
     return Recipe(**fixed, **{**defaults, **changes})
 

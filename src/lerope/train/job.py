@@ -27,6 +27,8 @@ from lerope.train.trainer import Trainer, last_validation_loss
 
 # Tokens that go through the model at once on a CPU: more gain nothing there.
 _CPU_TOKENS = 8192
+# Up to about here, text that is read again teaches nearly as much as new text (Muennighoff et al., 2023).
+_MANY_EPOCHS = 4
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ def train(recipe: Recipe, data: str | os.PathLike[str], out: Path | None = None,
         return corpus, encoding, loader, _micro_batch_rows(recipe, setup, ranks)
 
     corpus, encoding, loader, micro_batch_rows = ranks.together(open_all)
+    if setup.attention == "flex" and ranks.device.type == "cpu":
+        raise ValueError("attention must be auto or sdpa on a CPU; got 'flex', which needs a CUDA device.")
     identity = {
         "recipe": recipe.as_dict(),
         "data": corpus.manifest.fingerprint(),
@@ -86,6 +90,9 @@ def train(recipe: Recipe, data: str | os.PathLike[str], out: Path | None = None,
         peak = gpus.peak_flops(torch.cuda.get_device_name()) if ranks.device.type == "cuda" else None
         trainer = Trainer(recipe, setup, corpus, loader, encoding, run, ranks, micro_batch_rows, peak)
         _say(ranks, describe(recipe, corpus, ranks, micro_batch_rows, setup))
+        epochs = recipe.steps * recipe.batch_tokens / corpus.manifest.splits["train"].num_tokens
+        if epochs > _MANY_EPOCHS:
+            _say(ranks, f"warning: the data is read {epochs:,.0f} times; for a result, prepare more text.")
         return _carry_out(trainer, recipe, run, ranks)
 
 
@@ -121,10 +128,12 @@ def _carry_out(trainer: Trainer, recipe: Recipe, run: RunDirectory, ranks: Ranks
             f"{run.path} cannot be written to ({error.strerror or error}): training stopped, the last checkpoint is "
             f"whole; make room, then go on with: {resume_command()}"
         ) from None
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+            raise
         raise ValueError(
-            f"the GPU's memory ran out with {trainer.micro_batch_rows} rows at a time; take fewer with "
-            "--micro-batch-rows, or --recompute, or --parallel fsdp on several GPUs."
+            f"memory ran out with {trainer.micro_batch_rows} rows of {recipe.row_length:,} tokens at a time; take "
+            "fewer with --micro-batch-rows, a shorter --row-length, --recompute, or --parallel fsdp on several GPUs."
         ) from None
     _say(ranks, _finished(run, loss))
     return Outcome(run.path, step, True, loss, None)
@@ -163,7 +172,7 @@ def describe(recipe: Recipe, corpus: Corpus, ranks: Ranks, micro_batch_rows: int
         "batch": f"{recipe.batch_rows} rows of {recipe.row_length:,} tokens{each}{some}",
         "steps": f"{recipe.steps:,} steps, {readable(tokens)} tokens, {flops:.2e} FLOPs",
         "recipe": f"{recipe.schedule}, warm-up {recipe.warmup_steps:,}, learning rate {recipe.learning_rate:.3e}, "
-        f"weight decay {recipe.torch_weight_decay:.4f} (torch), {recipe.precision}",
+        f"weight decay {recipe.weight_decay:g} over the run, {recipe.precision}",
         "device": shared,
     }
     return "\n".join(f"{name:>7}  {text}" for name, text in lines.items())

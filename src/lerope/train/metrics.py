@@ -31,9 +31,12 @@ class Records:
         """One line of metrics; `step` counts finished steps."""
         self._append(METRICS, record)
         values = {key: value for key, value in record.items() if key != "step" and value is not None}
+        self._log(values, record["step"])
+
+    def _log(self, values: dict[str, float], step: int) -> None:
         for tracker, sink in list(self._sinks.items()):
             try:
-                sink.log(values, record["step"])
+                sink.log(values, step)
             except Exception as error:  # whatever a service does, training goes on
                 warnings.warn(f"{tracker} stopped taking metrics ({error}); they go on in {METRICS}.", stacklevel=2)
                 del self._sinks[tracker]
@@ -41,6 +44,9 @@ class Records:
     def frequencies(self, record: dict[str, Any]) -> None:
         """One line of frequencies."""
         self._append(FREQUENCIES, record)
+        scales = record.get("log_scales") or []
+        if all(isinstance(scale, float) for scale in scales):
+            self._log({f"log_scales/{band:02d}": scale for band, scale in enumerate(scales)}, record["step"])
 
     def sync(self) -> None:
         """Returns when everything has reached the disk."""
@@ -140,7 +146,7 @@ def line(record: dict[str, Any], steps: int, seconds_left: float) -> str:
         f"norm {record['gradient_norm']:.2f}",
     ]
     if record["frequency_gradient_norm"] is not None:
-        parts.append(f"frequencies' {record['frequency_gradient_norm']:.3f}")
+        parts.append(f"frequency norm {record['frequency_gradient_norm']:.3f}")
     parts.append(f"{readable(record['tokens_per_second'])} tok/s")
     if record["share_of_peak"] is not None:
         parts.append(f"{record['share_of_peak']:.0%} of peak")

@@ -57,19 +57,10 @@ class Ranks:
 
     def first(self, function: Callable[[], Result]) -> Result:
         """What the main rank's call returns, on every rank; what goes wrong there is raised on every rank."""
-        result: Any = None
-        problem: str | None = None
-        if self.is_main:
-            try:
-                result = function()
-            except (ValueError, OSError) as error:
-                if not dist.is_initialized():
-                    raise
-                problem = str(error)
+        box: list[tuple[Any, str | None]] = [_attempt(function) if self.is_main else (None, None)]
         if dist.is_initialized():
-            box = [(result, problem)]
             dist.broadcast_object_list(box, src=0)
-            result, problem = box[0]
+        result, problem = box[0]
         if problem is not None:
             raise SharedError(problem)
         shared: Result = result
@@ -77,19 +68,22 @@ class Ranks:
 
     def together(self, function: Callable[[], Result]) -> Result:
         """What this rank's call returns; what goes wrong on any rank is raised on every rank."""
-        result: Any = None
-        problem: str | None = None
-        try:
-            result = function()
-        except (ValueError, OSError) as error:
-            if not dist.is_initialized():
-                raise
-            problem = str(error)
+        result, problem = _attempt(function)
         for rank, found in enumerate(self.gather(problem)):
             if found is not None:
                 raise SharedError(f"rank {rank}: {found}" if rank else found)
         mine: Result = result
         return mine
+
+
+def _attempt(function: Callable[[], Any]) -> tuple[Any, str | None]:
+    """The result, or what went wrong, to be told to other ranks; alone, it is simply raised."""
+    try:
+        return function(), None
+    except (ValueError, OSError) as error:
+        if not dist.is_initialized():
+            raise
+        return None, str(error)
 
 
 def start_ranks(device: str) -> Ranks:

@@ -56,16 +56,20 @@ class RunDirectory:
         """
         if (self.path / RUN).exists():
             content = read_run(self.path)
-            for field, old, new in differences(content["identity"], identity):
-                raise ValueError(
-                    f"{self.path} is another run: its {field} is {old!r}, not {new!r}; choose another --out."
-                )
+            found = list(differences(content["identity"], identity))
+            if found and self._has_begun():
+                raise ValueError(f"{self.path} is another run: {_difference(*found[0])}, or choose another --out.")
+            content["identity"] = identity
         else:
             content = {"identity": identity, "finished": False, "created": now(), "starts": []}
         if not content["finished"]:
             content["starts"].append(start)
             self.write(RUN, content)
         return bool(content["finished"])
+
+    def _has_begun(self) -> bool:
+        """Whether there is anything that another recipe would spoil."""
+        return any(self.checkpoints.glob("*")) or next(read_records(self.path / METRICS), None) is not None
 
     def finish(self) -> None:
         """Marks the run as finished."""
@@ -117,6 +121,14 @@ def differences(old: Any, new: Any, field: str = "") -> Iterator[tuple[str, Any,
             yield from differences(old.get(key), new.get(key), f"{field}.{key}" if field else key)
     elif old != new:
         yield field, old, new
+
+
+def _difference(field: str, old: Any, new: Any) -> str:
+    if field == "data":
+        return "its data has another fingerprint; name the folder it was trained on"
+    if field == "initial_frequencies":
+        return "its encoding started from other frequencies; restore the file they came from"
+    return f"its {field} is {old!r}, not {new!r}; give that to go on"
 
 
 def provenance() -> dict[str, Any]:

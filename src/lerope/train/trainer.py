@@ -15,7 +15,7 @@ from lerope.data.shards import Corpus
 from lerope.data.signals import Signals
 from lerope.model.accounting import flops_per_token
 from lerope.rotary.encodings import Encoding
-from lerope.rotary.optim import clip_grad_norm_, frequency_parameters, param_groups
+from lerope.rotary.optim import check_gradients, clip_grad_norm_, frequency_parameters, param_groups
 from lerope.train import checkpoint
 from lerope.train.config import Recipe, Setup
 from lerope.train.metrics import Records, line
@@ -121,7 +121,6 @@ class Trainer:
         stopping = False
         self._clock = Moment(self.ranks.device)
         self._rate = 0.0
-        self._line = ""
         batches = self.loader.ahead(start, recipe.steps)
         step = start
         while step < recipe.steps and not stopping:
@@ -142,8 +141,6 @@ class Trainer:
             if save or stopping:
                 self._save(step)
         batches.close()
-        if display is not None and self._line:
-            display.say(self._line)
         return step
 
     def weights(self) -> dict[str, Tensor]:
@@ -172,6 +169,8 @@ class Trainer:
                 # Ranks' gradients are averaged, so that this gives the mean over all targets of the batch.
                 (loss * (ranks.num_ranks / max(num_targets, 1))).backward()
             sums[0] += loss.detach()
+        if step == 0 and self.learns and recipe.row_length > 1:
+            check_gradients(self.model)
         norms = clip_grad_norm_(self.model, recipe.max_norm, recipe.frequency_max_norm)
         self.optimizer.step()
         sums[1] = float(self.signals.received is not None)
@@ -235,8 +234,8 @@ class Trainer:
             self.records.metrics(record)
         if self.display is not None:
             left = (self.recipe.steps - started.step) * tokens / self._rate
-            self._line = line({**record, "tokens_per_second": self._rate}, self.recipe.steps, left)
-            self.display.show(self._line)
+            self.display.show(line({**record, "tokens_per_second": self._rate}, self.recipe.steps, left))
+        self._loss_now = loss
         return bool(stops > 0)
 
     def _record_frequencies(self, step: int) -> None:
@@ -258,7 +257,8 @@ class Trainer:
         if self.records is not None:
             self.records.metrics({"step": step, "validation_loss": total / count, "validation_tokens": int(count)})
         if self.display is not None:
-            self.display.say(f"step {step:,}/{self.recipe.steps:,}  validation loss {total / count:.4f}")
+            losses = f"loss {self._loss_now:.4f}  validation loss {total / count:.4f}"
+            self.display.say(f"step {step:,}/{self.recipe.steps:,}  {losses}")
         self._clock = Moment(self.ranks.device)
 
     def _save(self, step: int) -> None:
