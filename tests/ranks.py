@@ -1,5 +1,6 @@
-"""Several gloo processes on this machine, for tests of what ranks do together."""
+"""Several processes on this machine, for tests of what ranks do together."""
 
+import contextlib
 import os
 import sys
 import traceback
@@ -15,6 +16,16 @@ def run_ranks(function: Callable[..., None], folder: Path, *args: object, num_ra
     """Calls function(rank, *args) in `num_ranks` processes of one group; an error in one is raised here."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     mp.spawn(_rank, (function, str(folder / "store"), num_ranks, args), nprocs=num_ranks)
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process started and that are still there, oldest first."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(path.parent.name))
+    return sorted(found)
 
 
 def _rank(rank: int, function: Callable[..., None], store: str, num_ranks: int, args: tuple[object, ...]) -> None:

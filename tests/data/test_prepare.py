@@ -20,6 +20,7 @@ from lerope.data.shards import Corpus, Manifest
 from lerope.data.tokenizer import Tokenizer
 from lerope.data.workers import split_of
 from tests.data.texts import made_up, write_jsonl, write_parquet
+from tests.ranks import children_of
 
 # A run in another process that has small batches and shards, and saves as often as its first argument says.
 RUN = """
@@ -90,10 +91,6 @@ def is_running(pid):
         return False
 
 
-def children_of(process):
-    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-
-
 def test_the_corpus_holds_every_document_once_on_the_side_of_its_hash(source, reference):
     corpus = Corpus(reference[0])
     tokenizer = Tokenizer(corpus.tokenizer_path)
@@ -136,8 +133,8 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(reference, tmp_pat
             wait_for(lambda: (progress_of(out) or {}).get("num_documents", {}).get("train", 0) > before, process)  # noqa: B023
             time.sleep(rng.random() / 20)
         else:
-            wait_for(lambda: children_of(process), process)  # noqa: B023
-        children = children_of(process)
+            wait_for(lambda: children_of(process.pid), process)  # noqa: B023
+        children = children_of(process.pid)
         assert process.poll() is None
         process.kill()
         process.communicate(timeout=10)  # as long as an orphan holds the pipe, this waits
@@ -177,7 +174,7 @@ def test_a_signal_saves_says_how_to_go_on_and_changes_nothing(reference, tmp_pat
 def test_ctrl_c_while_the_tokenizer_is_trained(tmp_path):
     write_jsonl(tmp_path / "x.jsonl", made_up(20_000))
     process = start([str(tmp_path / "x.jsonl"), "--vocab-size", "600"], tmp_path / "out")
-    wait_for(lambda: children_of(process), process)
+    wait_for(lambda: children_of(process.pid), process)
     time.sleep(0.5)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=10)

@@ -18,7 +18,7 @@ from lerope.cli.main import main
 from lerope.model import saved
 from lerope.train import trainer
 from lerope.train.trainer import Trainer
-from tests.ranks import run_ranks
+from tests.ranks import children_of, run_ranks
 from tests.train.runs import metrics, same, spawn, tiny_run
 from tests.train.test_parallel import as_rank
 
@@ -297,8 +297,8 @@ def fill(path):
 def test_a_full_disk(data, tmp_path, straight):
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)], capture_output=True)
-    if mounted.returncode:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("this machine does not let us mount a small file system")
     try:
         out = disk / "run"
@@ -326,9 +326,9 @@ def test_a_rank_that_dies_ends_the_run_and_loses_nothing(data, tmp_path):
     while not any((out / "checkpoints").glob("step-*")):
         time.sleep(0.01)
         assert process.poll() is None
-    workers = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    workers = children_of(process.pid)
     assert len(workers) == 2
-    os.kill(int(workers[1]), signal.SIGKILL)
+    os.kill(workers[1], signal.SIGKILL)
     start = time.monotonic()
     process.communicate(timeout=90)
     assert process.returncode != 0
