@@ -5,13 +5,14 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
-from lerope.model.config import LADDER, ModelConfig
+from lerope.model.config import ModelConfig
 from lerope.train.config import Recipe, Setup, recipe
 from lerope.train.job import Outcome, train
 from lerope.train.rundir import read_records
@@ -47,10 +48,7 @@ def tiny_recipe(**changes: Any) -> Recipe:
         **changes,
     }
     model = fields.pop("model", TINY)
-    known = LADDER.get("demo")
-    assert known is not None
-    made = recipe("demo", **fields, vocab_size=model.vocab_size)
-    return Recipe.from_dict({**made.as_dict(), "model": vars(model)})
+    return replace(recipe("demo", **fields), model=model)
 
 
 def tiny_setup(**changes: Any) -> Setup:
@@ -88,6 +86,23 @@ def spawn(data: Path, out: Path, num_ranks: int = 1, **changes: Any) -> Any:
         text=True,
         start_new_session=True,
     )
+
+
+def flip(path: Path, at: int = -1) -> None:
+    """Changes one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    """Leaves half of a file."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def edit(path: Path, **changes: Any) -> None:
+    """Changes fields of a JSON file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def metrics(out: Path) -> list[dict[str, Any]]:

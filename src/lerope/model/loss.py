@@ -30,14 +30,6 @@ class Head(nn.Linear):
         return _summed_loss(x.flatten(0, -2), weight, targets.flatten())
 
 
-@torch.no_grad()
-def token_losses(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """The loss of every token in float32, 0 where the target is negative; shape of `targets`, no gradient."""
-    rows, flat = x.flatten(0, -2), targets.flatten()
-    parts = [-_picked(_log_probabilities(h, w), t) for h, w, t in _chunks(rows, weight, flat)]
-    return torch.cat(parts).view(targets.shape)
-
-
 class _SummedLoss(torch.autograd.Function):
     """Computes the gradients in the forward pass, while each chunk's probabilities are at hand."""
 

@@ -58,6 +58,8 @@ def train(recipe: Recipe, data: str | os.PathLike[str], out: Path | None = None,
     ranks.first(lambda: check_corpus(data, recipe))
 
     def open_all() -> tuple[Corpus, Encoding, Loader, int]:
+        if setup.attention == "flex" and ranks.device.type == "cpu":
+            raise ValueError("attention must be auto or sdpa on a CPU; got 'flex', which needs a CUDA device.")
         corpus = Corpus(data, verify="sizes")
         rows = (recipe.row_length, recipe.batch_rows)
         loader = Loader(corpus.train, *rows, recipe.seed, ranks.rank, ranks.num_ranks)
@@ -65,8 +67,6 @@ def train(recipe: Recipe, data: str | os.PathLike[str], out: Path | None = None,
         return corpus, encoding, loader, _micro_batch_rows(recipe, setup, ranks)
 
     corpus, encoding, loader, micro_batch_rows = ranks.together(open_all)
-    if setup.attention == "flex" and ranks.device.type == "cpu":
-        raise ValueError("attention must be auto or sdpa on a CPU; got 'flex', which needs a CUDA device.")
     identity = {
         "recipe": recipe.as_dict(),
         "data": corpus.manifest.fingerprint(),
@@ -90,9 +90,6 @@ def train(recipe: Recipe, data: str | os.PathLike[str], out: Path | None = None,
         peak = gpus.peak_flops(torch.cuda.get_device_name()) if ranks.device.type == "cuda" else None
         trainer = Trainer(recipe, setup, corpus, loader, encoding, run, ranks, micro_batch_rows, peak)
         _say(ranks, describe(recipe, corpus, ranks, micro_batch_rows, setup))
-        epochs = recipe.steps * recipe.batch_tokens / corpus.manifest.splits["train"].num_tokens
-        if epochs > _MANY_EPOCHS:
-            _say(ranks, f"warning: the data is read {epochs:,.0f} times; for a result, prepare more text.")
         return _carry_out(trainer, recipe, run, ranks)
 
 
@@ -158,6 +155,7 @@ def describe(recipe: Recipe, corpus: Corpus, ranks: Ranks, micro_batch_rows: int
     """The plan of a run in a few lines."""
     model, split = recipe.model, corpus.manifest.splits["train"]
     tokens = recipe.steps * recipe.batch_tokens
+    epochs = tokens / split.num_tokens
     num_rows = recipe.batch_rows // ranks.num_ranks
     each = f", {num_rows} on each of {ranks.num_ranks} ranks" if ranks.num_ranks > 1 else ""
     some = f", {micro_batch_rows} at a time" if micro_batch_rows < num_rows else ""
@@ -168,13 +166,15 @@ def describe(recipe: Recipe, corpus: Corpus, ranks: Ranks, micro_batch_rows: int
         "run": f"{recipe.name}: {model.num_layers} layers, width {model.width}, {model.num_heads} heads, "
         f"{readable(accounting.total_parameters(model))} parameters",
         "data": f"{readable(split.num_tokens)} tokens in {split.num_documents:,} documents, "
-        f"{tokens / split.num_tokens:.2f} epochs, unigram entropy {split.unigram_entropy:.3f} nats",
+        f"{epochs:.2f} epochs, unigram entropy {split.unigram_entropy:.3f} nats",
         "batch": f"{recipe.batch_rows} rows of {recipe.row_length:,} tokens{each}{some}",
         "steps": f"{recipe.steps:,} steps, {readable(tokens)} tokens, {flops:.2e} FLOPs",
         "recipe": f"{recipe.schedule}, warm-up {recipe.warmup_steps:,}, learning rate {recipe.learning_rate:.3e}, "
         f"weight decay {recipe.weight_decay:g} over the run, {recipe.precision}",
         "device": shared,
     }
+    if epochs > _MANY_EPOCHS:
+        lines["warning"] = f"the data is read {epochs:,.0f} times; for a result, prepare more text"
     return "\n".join(f"{name:>7}  {text}" for name, text in lines.items())
 
 
