@@ -102,10 +102,12 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a .jsonl file; a last line that was cut off by a crash is left out."""
-    if not path.exists():
+    """The records of a .jsonl file, none if it is not there; a last line that was cut off by a crash is left out."""
+    try:
+        file = path.open(encoding="utf-8")
+    except FileNotFoundError:
         return
-    with path.open(encoding="utf-8") as file:
+    with file:
         for number, line in enumerate(file, start=1):
             if line.endswith("\n"):
                 try:
