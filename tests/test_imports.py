@@ -25,6 +25,9 @@ BELOW = {
     "report": {"scaling"},
 }
 FREE = {"cli", "launch"}
+# Modules of the package's own folder that describe files, and the folders that come after training's beginning.
+FILES = {"lerope.runs", "lerope.results"}
+READS_FILES = {"train", "evaluate", "analyze", "scaling", "report", "interop"}
 ROTARY_PACKAGES = {"torch", "triton"}
 NO_TORCH = {"scaling", "report"}
 
@@ -49,6 +52,8 @@ def violations(folder: str, found: set[str]) -> set[str]:
     own = {name for name in found if name.startswith("lerope.")}
     packages = found - own - sys.stdlib_module_names
     wrong = own - {f"lerope.{name}" for name in (folder, *BELOW[folder])}
+    if folder in READS_FILES:
+        wrong -= FILES
     if folder == "rotary":
         wrong |= packages - ROTARY_PACKAGES
     if folder in NO_TORCH:

@@ -9,9 +9,9 @@ import pytest
 from lerope.cli.main import main
 from lerope.data.shards import Corpus
 from lerope.data.signals import Stopped
+from lerope.runs import read_records
 from lerope.train.config import Setup, recipe
 from lerope.train.job import train
-from lerope.train.rundir import read_records
 
 STEPS = 60
 

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from lerope.model.config import ModelConfig
+from lerope.runs import read_records
 from lerope.train.config import Recipe, Setup, recipe
 from lerope.train.job import Outcome, train
-from lerope.train.rundir import read_records
 from tests.data.corpora import write_corpus
 
 TINY = ModelConfig(num_layers=2, num_heads=2, head_dim=16, vocab_size=50)

@@ -9,7 +9,7 @@ import torch
 
 from lerope.data.shards import Corpus
 from lerope.model.saved import load_model
-from lerope.train.rundir import read_records
+from lerope.runs import read_records
 from tests.train.runs import metrics, tiny_run
 
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from lerope.train.rundir import read_records
+from lerope.runs import read_records
 from tests.train.runs import metrics, same, spawn, tensors, tiny_run
 
 

@@ -19,10 +19,11 @@ from lerope.model import accounting, gpus
 from lerope.model.saved import save_model
 from lerope.model.spec import build_encoding
 from lerope.rotary.encodings import Encoding
+from lerope.runs import METRICS, read_records
 from lerope.train.config import Recipe, Setup
 from lerope.train.metrics import Records, readable
 from lerope.train.parallel import Ranks, compiles, start_ranks
-from lerope.train.rundir import METRICS, RunDirectory, provenance, read_records
+from lerope.train.rundir import RunDirectory, provenance
 from lerope.train.trainer import Trainer, last_validation_loss
 
 # Tokens that go through the model at once on a CPU: more gain nothing there.

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lerope.data.display import duration
+from lerope.runs import FREQUENCIES, METRICS, read_run
 from lerope.train.config import Tracker
-from lerope.train.rundir import FREQUENCIES, METRICS, read_run
 
 
 class Records:
@@ -114,7 +114,7 @@ class _WandB(_Hosted):
     package = "wandb"
 
     def options(self, path: Path) -> dict[str, str]:
-        created = read_run(path)["created"]
+        created = read_run(path).created
         return {"id": hashlib.sha256(f"{path.resolve()} {created}".encode()).hexdigest()[:16], "dir": str(path)}
 
 

@@ -16,11 +16,12 @@ from lerope.data.signals import Signals
 from lerope.model.accounting import flops_per_token
 from lerope.rotary.encodings import Encoding
 from lerope.rotary.optim import check_gradients, clip_grad_norm_, frequency_parameters, param_groups
+from lerope.runs import METRICS, read_records
 from lerope.train import checkpoint
 from lerope.train.config import Recipe, Setup
 from lerope.train.metrics import Records, line
 from lerope.train.parallel import Ranks, build
-from lerope.train.rundir import METRICS, RunDirectory, read_records
+from lerope.train.rundir import RunDirectory
 from lerope.train.schedule import factor
 
 
