@@ -21,7 +21,7 @@ BELOW = {
     "train": {"rotary", "model", "data"},
     "interop": {"rotary", "model", "train"},
     "evaluate": {"rotary", "model", "data", "train"},
-    "analyze": {"rotary", "model", "data", "train", "interop"},
+    "analyze": {"rotary", "model", "data", "train", "evaluate", "interop"},
     "report": {"scaling"},
 }
 FREE = {"cli", "launch"}

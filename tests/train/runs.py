@@ -135,7 +135,11 @@ def same(a: Path, b: Path) -> None:
 
 if __name__ == "__main__":
     from lerope.cli.main import guarded
-    from lerope.cli.train import leave
+    from lerope.cli.stopping import leave
 
-    data, out, setup, changes = json.loads(sys.argv[1])
-    guarded("train", lambda: leave(tiny_run(Path(data), Path(out), setup, **changes)))
+    def carry_out() -> None:
+        data, out, setup, changes = json.loads(sys.argv[1])
+        outcome = tiny_run(Path(data), Path(out), setup, **changes)
+        leave(0 if outcome.stopped_by is None else 128 + outcome.stopped_by)
+
+    guarded("train", carry_out)

@@ -1,9 +1,11 @@
-"""What a command says and returns after Ctrl-C or SIGTERM."""
+"""How a command ends: by itself, or after Ctrl-C or SIGTERM."""
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from lerope.data.signals import Stopped
 
@@ -15,5 +17,21 @@ def stoppable() -> Iterator[None]:
         yield
     except Stopped as stopped:
         command = shlex.join(["lerope", *sys.argv[1:]])
-        print(f"Stopped by {stopped}; go on with `{command}`.", file=sys.stderr)
-        sys.exit(128 + stopped.signum)
+        if "RANK" in os.environ:
+            from lerope.train.job import resume_command
+
+            command = resume_command()
+        if os.environ.get("RANK", "0") == "0":
+            print(f"Stopped by {stopped}; go on with `{command}`.", file=sys.stderr)
+        leave(128 + stopped.signum)
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process, whether it is alone or one of several ranks."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
+        distributed.barrier()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # At the interpreter's end torch's communication threads can abort a run that went well.
+    sys.exit(code)

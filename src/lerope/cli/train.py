@@ -4,18 +4,15 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 
+from lerope.cli.stopping import leave
 from lerope.model.accounting import Precision
 from lerope.model.config import Activation
 from lerope.train.config import Setup, recipe
 from lerope.train.schedule import Schedule
-
-if TYPE_CHECKING:
-    from lerope.train.job import Outcome
-
 
 Whole = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
 Number = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
@@ -85,20 +82,8 @@ def train(
     given: dict[str, Any] = {name: value for name, value in vars(changes).items() if value is not None}
     if setup.device == "cpu":
         given.setdefault("precision", "float32")
-    leave(carry_out(recipe(rung, encoding, seed, **given), data, out, setup))
-
-
-def leave(outcome: "Outcome") -> None:
-    """Ends the process: with 0, or as a process does that a signal stopped."""
-    import torch.distributed as dist
-
-    code = 128 + outcome.stopped_by if outcome.stopped_by is not None else 0
-    if dist.is_initialized():
-        dist.barrier()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # At the interpreter's end torch's communication threads can abort a run that went well.
-    sys.exit(code)
+    outcome = carry_out(recipe(rung, encoding, seed, **given), data, out, setup)
+    leave(0 if outcome.stopped_by is None else 128 + outcome.stopped_by)
 
 
 COMMAND = train

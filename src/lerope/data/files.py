@@ -41,7 +41,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"{folder} is in use by another process; wait for it, or name another --out.") from None
+            raise ValueError(f"{folder} is in use by another process; wait for it, or use another folder.") from None
         except OSError as error:
             raise ValueError(
                 f"{folder} cannot be locked ({error.strerror}); use a file system with locks, for Lustre one "

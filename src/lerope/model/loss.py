@@ -29,6 +29,14 @@ class Head(nn.Linear):
         weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
         return _summed_loss(x.flatten(0, -2), weight, targets.flatten())
 
+    @torch.no_grad()
+    def token_losses(self, x: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each token in the shape of targets, float32; 0 where a target is negative. No gradient."""
+        chunks = _chunks(x.flatten(0, -2), self.weight, targets.flatten())
+        with torch.autocast(x.device.type, enabled=False):
+            parts = [-_picked(_log_probabilities(h, w), target) for h, w, target in chunks]
+        return torch.cat(parts).view(targets.shape)
+
 
 class _SummedLoss(torch.autograd.Function):
     """Computes the gradients in the forward pass, while each chunk's probabilities are at hand."""

@@ -4,6 +4,8 @@ x = x + out(attention(rotate(norm(q)), rotate(norm(k)), v))      q, k, v from no
 x = x + down(activation(up(norm(x))))
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -115,14 +117,20 @@ class Transformer(nn.Module):
         document_ids: Tensor | None = None,
         centres: Tensor | None = None,
         backend: Backend | None = None,
+        rotations: Sequence[Rotation] | None = None,
     ) -> Tensor:
-        """What the head reads, (rows, length, width)."""
+        """What the head reads, (rows, length, width).
+
+        Args:
+            rotations: what each layer turns queries and keys by; the encoding's at these positions unless given.
+        """
         if tokens.ndim != 2:
             raise ValueError(f"tokens must have shape (rows, length); got {tuple(tokens.shape)}.")
-        if positions is None:
-            positions = torch.arange(tokens.shape[1], device=tokens.device)
         mask = DocumentMask(document_ids, backend)
-        rotations = self._rotations(positions, 0 if centres is None else centres)
+        if rotations is None:
+            if positions is None:
+                positions = torch.arange(tokens.shape[1], device=tokens.device)
+            rotations = self._rotations(positions, 0 if centres is None else centres)
         x = self.embedding(tokens)
         for block, rotation in zip(self.blocks, rotations, strict=True):
             if self.recompute and torch.is_grad_enabled():

@@ -1,0 +1,1 @@
+"""What a trained run has learned, band by band."""

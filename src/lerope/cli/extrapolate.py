@@ -1,0 +1,124 @@
+"""lerope extrapolate RUN --to LENGTH ...: loss beyond the train length."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import Positional, arg
+
+from lerope.cli.stopping import leave, stoppable
+from lerope.evaluate.extrapolation import ALL, LONG, TEMPERATURES
+from lerope.model.accounting import Precision
+
+if TYPE_CHECKING:
+    from lerope.evaluate.perplexity import Request
+    from lerope.results import Extrapolation
+
+# Documents from which the dominant band is found.
+_NUM_ROWS = 16
+
+
+def extrapolate(
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...")],
+    *,
+    to: int,
+    temperatures: tuple[float, ...] = TEMPERATURES,
+    dominant_band: int | None = None,
+    data: Path | None = None,
+    text: tuple[str, ...] = (),
+    max_tokens: int | None = None,
+    precision: Precision = "float32",
+    device: str = "auto",
+    batch_tokens: int | None = None,
+    json_: Annotated[bool, arg(name="json")] = False,
+) -> None:
+    """Score finished runs on documents longer than those of training, with every way of stretching frequencies.
+
+    Naive, PI, NTK-by-parts, YaRN for each temperature, and interpolation of the dominant band alone; each document by
+    its own length, and nothing changes at or below the train length.
+
+    Example: lerope extrapolate runs/52M-rope-42 runs/52M-lerope-42 --to 4096
+
+    Args:
+        runs: finished run directories.
+        to: where documents are cut, in tokens.
+        temperatures: coefficients c of YaRN's temperature, (c ln s + 1)^2 on the logits, to be tried.
+        dominant_band: the band to interpolate alone; found from the run's own attention unless given.
+        data: another corpus than the run's own, with the same tokenizer.
+        text: texts from outside instead of a corpus.
+        max_tokens: score whole documents up to the one that reaches this many tokens; all unless given.
+        precision: float32 is the reference; bf16 is faster on a GPU and rounds.
+        device: cuda, cuda:1 or cpu; auto takes a GPU if there is one.
+        batch_tokens: tokens that go through the model at once; as many as are useful unless given.
+        json_: Print JSON.
+    """
+    from lerope.evaluate.extrapolation import extrapolate as carry_out
+    from lerope.evaluate.perplexity import Request
+    from lerope.train.parallel import start_ranks
+
+    if not runs:
+        raise ValueError("name at least one run to score.")
+    request = Request(
+        data=data, text=text, max_tokens=max_tokens, precision=precision, device=device, batch_tokens=batch_tokens
+    )
+    results = []
+    with stoppable():
+        for run in runs:
+            band = _dominant_band(run, request) if dominant_band is None else dominant_band
+            results.append(carry_out(run, to, request, temperatures, band))
+    if start_ranks(device).is_main:
+        if json_:
+            print(json.dumps([result.as_dict() for result in results], indent=1))
+        else:
+            _show(results, to)
+    leave(0)
+
+
+def _dominant_band(path: Path, request: "Request") -> int | None:
+    """The band that carries position in this run; None where no band turns."""
+    from lerope.analyze.bands import contributions, dominant_band, full_rows
+    from lerope.model.saved import load_model
+    from lerope.runs import finished_run
+    from lerope.train.parallel import start_ranks
+
+    run = finished_run(path)
+    model = load_model(path)
+    if not bool(model.encoding.artifact().tensor().any()):
+        return None
+    rows = full_rows(request.documents(run).source, int(run.recipe["row_length"]), _NUM_ROWS)
+    return dominant_band(contributions(model, rows, start_ranks(request.device).device))
+
+
+def _show(results: list["Extrapolation"], to: int) -> None:
+    console = Console(highlight=False)
+    titles = {ALL: f"All documents, cut at {to:,} tokens", LONG: f"Documents longer than {to:,} tokens, cut there"}
+    for selection, title in titles.items():
+        rows = [(result, row) for result in results for row in result.ways if row["selection"] == selection]
+        if not rows:
+            console.print(f"{title}: there are none.\n")
+            continue
+        first = rows[0][1]
+        share = first["num_extrapolated"] / first["num_tokens"]
+        table = Table(
+            title=f"{title}: perplexity\n{first['num_documents']:,} documents, {first['num_tokens']:,} tokens, "
+            f"{share:.1%} of them beyond the train length",
+            title_justify="left",
+            box=SIMPLE_HEAD,
+        )
+        for heading in ("run", "way", "in-dist", "extrapolated", "full"):
+            table.add_column(heading, justify="left" if heading in ("run", "way") else "right", overflow="fold")
+        for result in results:
+            shown = [row for row in result.ways if row["selection"] == selection]
+            best = min(shown, key=lambda row: row["extrapolated_loss"]) if shown else None
+            for number, row in enumerate(shown):
+                parts = ("in_distribution", "extrapolated", "full")
+                cells = [f"{row[f'{part}_perplexity']:,.3f}" for part in parts]  # type: ignore[literal-required]
+                cells[1] = f"[bold]{cells[1]}[/bold]" if row is best else cells[1]
+                table.add_row("" if number else result.run["name"], row["label"], *cells)
+        console.print(table)
+
+
+COMMAND = extrapolate

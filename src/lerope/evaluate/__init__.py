@@ -1,0 +1,1 @@
+"""Measurements of a trained run: losses, needles, lengths beyond training."""

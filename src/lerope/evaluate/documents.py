@@ -1,0 +1,102 @@
+"""What is scored: a split of a prepared corpus, or texts from outside, with a fingerprint that says which."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from lerope.data.files import sha256_of
+from lerope.data.packing import Lengths
+from lerope.data.shards import TOKENIZER, Corpus, Tokens
+from lerope.data.sources import find_parts, read_part
+from lerope.data.tokenizer import Tokenizer
+from lerope.runs import Run
+
+
+class Source(Protocol):
+    """Documents by number, each from BOS to EOS."""
+
+    @property
+    def lengths(self) -> Lengths:
+        """Tokens of each document."""
+        ...
+
+    def document(self, index: int, start: int = 0, stop: int | None = None) -> Tokens:
+        """The tokens of a document, or its part from `start` to `stop`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Documents and what a result says about them."""
+
+    name: str
+    source: Source
+    fingerprint: str
+    num_bytes: int
+    """UTF-8 bytes of all documents; 0 where that is unknown."""
+    is_own: bool
+    """Whether this is the validation split of the run's own data."""
+
+
+class Texts:
+    """Documents in memory."""
+
+    def __init__(self, documents: list[Tokens]) -> None:
+        self._documents = documents
+        self.lengths = np.array([len(document) for document in documents], np.int64)
+
+    def document(self, index: int, start: int = 0, stop: int | None = None) -> Tokens:
+        return self._documents[index][start:stop]
+
+
+def validation_documents(run: Run, data: Path | None = None) -> Documents:
+    """The validation split that a run was trained beside, or that of another corpus with the same tokenizer."""
+    own = Path(run.starts[-1]["data"])
+    if data is None and not own.exists():
+        raise ValueError(f"{own}, the data of {run.path}, does not exist here; name its folder with --data.")
+    corpus = Corpus(own if data is None else data)
+    fingerprint = corpus.manifest.fingerprint()
+    is_own = fingerprint == run.identity["data"]
+    if data is None and not is_own:
+        raise ValueError(
+            f"{own} has changed since {run.path} was trained on it; restore it, or name another corpus with --data."
+        )
+    if not is_own and corpus.manifest.tokenizer_sha256 != _tokenizer_sha256(run):
+        raise ValueError(f"{corpus.directory} has another tokenizer than {run.path}; prepare it with --tokenizer.")
+    split = corpus.validation
+    if not len(split):
+        raise ValueError(f"{corpus.directory} has no validation documents; prepare it with some.")
+    name = "validation" if is_own else f"validation of {corpus.directory.resolve().name}"
+    return Documents(name, split, fingerprint, corpus.manifest.splits["validation"].num_bytes, is_own)
+
+
+def outside_documents(run: Run, sources: Sequence[str], text_field: str | None = None) -> Documents:
+    """Texts from files, folders or datasets, as `lerope data prepare` reads them, in the run's own tokens."""
+    tokenizer = Tokenizer(run.path / "model" / TOKENIZER, run.recipe["model"]["vocab_size"])
+    texts = [
+        text
+        for source in sources
+        for part in find_parts(source, text_field)
+        for record in read_part(part)
+        for text in record.texts
+        if text
+    ]
+    if not texts:
+        raise ValueError(f"{', '.join(sources)} holds no text; name sources with text.")
+    tokens = tokenizer.encode(texts)
+    digest = hashlib.sha256(tokenizer.sha256.encode())
+    for document in tokens:
+        digest.update(len(document).to_bytes(8, "little") + document.astype("<u4").tobytes())
+    name = ", ".join(Path(source).name if Path(source).exists() else source for source in sources)
+    return Documents(name, Texts(tokens), digest.hexdigest(), sum(len(text.encode()) for text in texts), False)
+
+
+def _tokenizer_sha256(run: Run) -> str:
+    path = run.path / "model" / TOKENIZER
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; restore it, or evaluate on the run's own data.")
+    return sha256_of(path)

@@ -1,0 +1,198 @@
+"""Loss beyond the train length, for every way of stretching frequencies, each document by its own length.
+
+Documents are cut at `to` tokens. Those that are no longer than the train length are the same to every way, so that
+they are scored once.
+"""
+
+import math
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from safetensors.numpy import save_file
+
+from lerope.data.files import locked
+from lerope.data.packing import Piece
+from lerope.evaluate.losses import Floats, Floats64, position_sums, window_losses
+from lerope.evaluate.perplexity import Request, digest, finished, select
+from lerope.evaluate.scorer import Scorer, Stretch
+from lerope.model.saved import load_model
+from lerope.results import Extrapolation, ExtrapolationBin, ExtrapolationRow
+from lerope.rotary.frequencies import check_count, check_number
+from lerope.runs import RESULTS, Run, finished_run
+from lerope.train.parallel import start_ranks
+from lerope.train.rundir import provenance
+
+TEMPERATURES = (0.05, 0.1, 0.15, 0.2)
+# YaRN's own, also tried with the dominant band.
+_TEMPERATURE = 0.1
+_NUM_BINS = 64
+ALL, LONG = "all", "long"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of going beyond the train length, with its losses by position."""
+
+    stretch: Stretch
+    losses: list[Floats]
+
+
+def stretches(temperatures: tuple[float, ...], dominant_band: int | None) -> list[Stretch]:
+    """All that are compared: naive, PI, NTK-by-parts, YaRN with each temperature, the dominant band with and without.
+
+    YaRN without temperature is NTK-by-parts.
+    """
+    found = [Stretch(method="none"), Stretch(method="pi"), Stretch(method="ntk_by_parts")]
+    found += [Stretch(method="yarn", temperature=c) for c in temperatures]
+    if dominant_band is not None:
+        for c in (0.0, _TEMPERATURE):
+            found.append(Stretch(method="dominant_band", temperature=c, dominant_band=dominant_band))
+    return found
+
+
+def extrapolate(
+    path: Path,
+    to: int,
+    request: Request | None = None,
+    temperatures: tuple[float, ...] = TEMPERATURES,
+    dominant_band: int | None = None,
+) -> Extrapolation:
+    """Scores a finished run on documents up to `to` tokens long and leaves `results/extrapolation.json`.
+
+    Args:
+        path: a run directory.
+        to: where documents are cut; beyond the train length.
+        request: which documents, and how to score them.
+        temperatures: coefficients c of YaRN's temperature.
+        dominant_band: which band that is (see `lerope.analyze.bands`); None leaves this way out.
+    """
+    request = request or Request()
+    ranks = start_ranks(request.device)
+    run = finished_run(path)
+    train_length = int(run.recipe["row_length"])
+    if check_count("to", to) <= train_length:
+        raise ValueError(f"to must be above the train length of {train_length:,} tokens; got {to:,}.")
+    for c in temperatures:
+        if not check_number("temperatures", c) > 0:
+            raise ValueError(f"temperatures must be positive, NTK-by-parts has none anyway; got {c!r}.")
+    documents = request.documents(run)
+    settings = {
+        "documents": documents.name,
+        "fingerprint": documents.fingerprint,
+        "train_length": train_length,
+        "to": to,
+        "max_tokens": request.max_tokens,
+        "precision": request.precision,
+        "temperatures": list(temperatures),
+        "dominant_band": dominant_band,
+    }
+    results = run.path / RESULTS
+    file = results / "extrapolation.json"
+    with ExitStack() as held:
+        ranks.first(lambda: held.enter_context(locked(results)))
+        found = ranks.first(lambda: finished(Extrapolation, file, run, settings))
+        if found is not None:
+            return found
+        pieces = select(documents, to, truncate=True, max_tokens=request.max_tokens)
+        short = [piece for piece in pieces if piece.stop <= train_length]
+        long = [piece for piece in pieces if piece.stop > train_length]
+        if not long:
+            raise ValueError(
+                f"{documents.name} has no document longer than the train length of {train_length:,} tokens; score "
+                "other documents with --data or --text, or more of them with --max-tokens."
+            )
+        model = load_model(run.path)
+        partials: list[Path] = []
+
+        def score(stretch: Stretch, some: list[Piece], label: str) -> list[Floats]:
+            partials.append(results / f".extrapolation-{digest(run, [settings, label])}.partial")
+            scorer = Scorer(
+                model, train_length=train_length, device=ranks.device, precision=request.precision, stretch=stretch
+            )
+            return window_losses(
+                scorer,
+                documents.source,
+                some,
+                ranks=ranks,
+                partial=partials[-1],
+                label=f"{run.name}, {label}",
+                batch_tokens=request.batch_tokens,
+            )
+
+        same = score(Stretch(), short, "documents within the train length") if short else []
+        ways = [Way(how, score(how, long, name(how))) for how in stretches(temperatures, dominant_band)]
+
+        def finish() -> Extrapolation:
+            result = _summarise(run, settings, same, ways, to, train_length, file)
+            for partial in partials:
+                partial.unlink()
+            return result
+
+        return ranks.first(finish)
+
+
+def name(stretch: Stretch) -> str:
+    """A way in a few words."""
+    words = {"none": "naive", "pi": "PI", "ntk_by_parts": "NTK-by-parts", "yarn": "YaRN"}
+    if stretch.method == "dominant_band":
+        words["dominant_band"] = f"band {stretch.dominant_band} alone"
+    return words[stretch.method] + (f", c = {stretch.temperature:g}" if stretch.temperature else "")
+
+
+def _summarise(
+    run: Run, settings: dict[str, Any], same: list[Floats], ways: list[Way], to: int, train_length: int, file: Path
+) -> Extrapolation:
+    rows: list[ExtrapolationRow] = []
+    bins: list[ExtrapolationBin] = []
+    curves: dict[str, Floats64] = {}
+    for number, way in enumerate(ways):
+        # A document that was cut has as many targets as the cut lets it have.
+        whole = [values for values in way.losses if len(values) == to]
+        for selection, chosen in ((ALL, same + way.losses), (LONG, whole)):
+            if not chosen:
+                continue
+            sums, counts = position_sums(chosen, to)
+            label = {
+                "selection": selection,
+                "method": way.stretch.method,
+                "temperature": way.stretch.temperature,
+                "label": name(way.stretch),
+            }
+            rows.append(_row(label, len(chosen), sums, counts, train_length))
+            bins += _bins(label, sums, counts, to)
+            curves |= {f"{selection}.{number}.sums": sums, f"{selection}.{number}.counts": counts}
+    file.unlink(missing_ok=True)
+    save_file(curves, file.with_suffix(".safetensors"))
+    result = Extrapolation(run=run.label, settings=settings, provenance=provenance(), ways=rows, by_position=bins)
+    result.save(file)
+    return result
+
+
+def _row(
+    label: dict[str, Any], num_documents: int, sums: Floats64, counts: Floats64, train_length: int
+) -> ExtrapolationRow:
+    parts = {
+        "in_distribution": slice(0, train_length),
+        "extrapolated": slice(train_length, None),
+        "full": slice(None),
+    }
+    losses = {part: float(sums[where].sum() / counts[where].sum()) for part, where in parts.items()}
+    row: dict[str, Any] = {**label, "num_documents": num_documents, "num_tokens": int(counts.sum())}
+    row["num_extrapolated"] = int(counts[train_length:].sum())
+    for part, loss in losses.items():
+        row |= {f"{part}_loss": loss, f"{part}_perplexity": math.exp(loss)}
+    return cast(ExtrapolationRow, row)
+
+
+def _bins(label: dict[str, Any], sums: Floats64, counts: Floats64, to: int) -> list[ExtrapolationBin]:
+    width = math.ceil(to / _NUM_BINS)
+    found: list[ExtrapolationBin] = []
+    for start in range(0, to, width):
+        here = slice(start, start + width)
+        number = int(counts[here].sum())
+        if number:
+            ends = {"start": start, "stop": min(start + width, to), "num_tokens": number}
+            found.append(cast(ExtrapolationBin, {**label, **ends, "loss": float(sums[here].sum() / number)}))
+    return found

@@ -1,0 +1,144 @@
+"""A model that scores rows: one document or window a row, padded on the right, any device, extended or not."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from lerope.data.loader import IGNORED
+from lerope.data.shards import Tokens
+from lerope.model.accounting import Precision
+from lerope.model.attention import Backend
+from lerope.model.transformer import Transformer
+from lerope.rotary.extension import Method, extend
+from lerope.rotary.rotate import Rotation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """How frequencies adapt to rows longer than the train length; the arguments of `lerope.extend`."""
+
+    method: Method = "none"
+    temperature: float = 0.0
+    dominant_band: int | None = None
+
+
+class StretchedRotation(Rotation):
+    """A rotation with frequencies for each row's length; queries also carry the factor of the logits."""
+
+    __slots__ = ("scale",)
+
+    def __init__(
+        self, model: Transformer, layer: int | None, positions: Tensor, lengths: Tensor, train_length: int, how: Stretch
+    ):
+        """Extends the frequencies of a layer to rows of these lengths.
+
+        Args:
+            positions: (length,), the same in all rows.
+            lengths: (rows,), how long each row is to the model.
+        """
+        encoding = model.encoding
+        own = encoding.frequencies(layer).detach()
+        extension = extend(
+            own,
+            train_length=train_length,
+            length=lengths,
+            method=how.method,
+            temperature=how.temperature,
+            dominant_band=how.dominant_band,
+        )
+        # (rows, [heads,] bands) -> (rows, length, heads, bands)
+        frequencies = extension.frequencies.view(len(lengths), 1, -1, own.shape[-1])
+        super().__init__(positions.expand(len(lengths), -1), frequencies, encoding.layout, encoding.head_dim)
+        assert isinstance(extension.logit_scale, Tensor)
+        self.scale = extension.logit_scale.view(-1, 1, 1, 1)
+
+    def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = super().__call__(q, k)
+        return q * self.scale.to(q.dtype), k
+
+
+class Scorer:
+    """Losses and predictions of a model on a device.
+
+    Args:
+        model: moved to the device and never changed.
+        train_length: tokens of a row in training; `stretch` acts on longer rows.
+        precision: float32 is the reference; bf16 is faster on a GPU and rounds.
+        stretch: how to go beyond the train length; None leaves frequencies as they are.
+        backend: how to attend; torch's fused causal attention unless given.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        train_length: int,
+        device: torch.device | str = "cpu",
+        precision: Precision = "float32",
+        stretch: Stretch | None = None,
+        backend: Backend | None = None,
+    ) -> None:
+        self.model, self.train_length, self.stretch = model.to(device).eval(), train_length, stretch
+        self.device, self.precision, self.backend = torch.device(device), precision, backend
+
+    @torch.no_grad()
+    def losses(self, rows: Sequence[Tokens]) -> Tensor:
+        """The loss of each row's tokens but the first: (rows, longest - 1), float32, on the device, 0 in padding."""
+        hidden = self._hidden([row[:-1] for row in rows])
+        targets = _padded([row[1:] for row in rows], IGNORED).to(self.device)
+        with self._autocast():
+            return self.model.head.token_losses(hidden, targets)
+
+    @torch.no_grad()
+    def log_probabilities(
+        self, rows: Sequence[Tokens], last: Sequence[int], lengths: Sequence[int] | None = None
+    ) -> list[Tensor]:
+        """What the model expects where each row's last tokens stand, given all before them; on the CPU, float32.
+
+        Args:
+            last: how many tokens of each row: (last, vocab_size) comes back for it.
+            lengths: how long each row is to `stretch`; its inputs unless given, as in `losses`.
+        """
+        hidden = self._hidden([row[:-1] for row in rows], lengths)
+        found = []
+        with self._autocast():
+            for row, states, count in zip(rows, hidden, last, strict=True):
+                logits = self.model.head(states[len(row) - 1 - count : len(row) - 1])
+                found.append(logits.float().log_softmax(-1).cpu())
+        return found
+
+    def _hidden(self, inputs: list[Tokens], lengths: Sequence[int] | None = None) -> Tensor:
+        tokens = _padded(inputs, 0).to(self.device)
+        # No token looks ahead, so that padding on the right needs no mask.
+        ids = torch.zeros_like(tokens) if self.backend is not None else None
+        rotations = None
+        if self.stretch is not None:
+            sizes = torch.tensor([len(row) for row in inputs] if lengths is None else lengths, device=self.device)
+            positions = torch.arange(tokens.shape[1], device=self.device)
+            rotations = self._rotations(positions, sizes, self.stretch)
+        with self._autocast():
+            return self.model.hidden(tokens, document_ids=ids, backend=self.backend, rotations=rotations)
+
+    def _rotations(self, positions: Tensor, lengths: Tensor, stretch: Stretch) -> list[StretchedRotation]:
+        own_layers = self.model.encoding.num_layers is not None
+        num_layers = self.model.config.num_layers
+        made = [
+            StretchedRotation(self.model, layer, positions, lengths, self.train_length, stretch)
+            for layer in (range(num_layers) if own_layers else [None])
+        ]
+        return made if own_layers else made * num_layers
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+
+def _padded(rows: list[Tokens], value: int) -> Tensor:
+    """Rows of tokens as one tensor, filled up on the right."""
+    return pad_sequence([torch.from_numpy(row.astype("int64")) for row in rows], True, value)
