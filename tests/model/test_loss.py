@@ -53,6 +53,14 @@ def test_value_and_gradients_equal_the_definition(chunk, targets_dtype):
         assert torch.equal(head(x, targets), total.detach())
 
 
+def test_losses_of_single_tokens(chunk):
+    x, weight, targets = example()
+    got = make_head(weight).token_losses(x, targets)
+    assert got.dtype == torch.float32
+    assert not got.requires_grad
+    torch.testing.assert_close(got.double(), reference(x, weight, targets)[0], rtol=1e-5, atol=1e-5)
+
+
 def test_gradcheck(chunk):
     x, weight, targets = example(1, 4, 3, 5, torch.float64)
     head = make_head(weight).double()
