@@ -5,6 +5,8 @@ import json
 import pytest
 
 from lerope.cli.main import main
+from lerope.results import Multipliers
+from tests.scaling.run_files import write_study
 
 CSV = "rung,rope,lerope\n52M,3.4093,3.3995\n217M,2.9035,2.8978\n608M,2.6304,2.6253\n1.34B,2.4488,2.4457\n"
 
@@ -18,14 +20,25 @@ def complaint(capsys, *args):
     return error
 
 
-def test_the_paper_s_tables_reproduce_but_for_one_entry(capsys):
+def test_the_paper_s_tables_are_recomputed_and_marked(capsys):
     main(["multipliers", "--paper"])
     text = capsys.readouterr().out
-    assert "60 of 61 entries reproduce to their last printed digit." in text
-    assert text.count("differs") == 1
+    assert "109 of 128 entries reproduce to their last printed digit" in text
+    assert "16 lie within the rounding of their inputs, 3 differ." in text
+    assert text.count("differs") == 3
+    assert text.count("within rounding") == 16
     main(["multipliers", "--paper", "--json"])
     rows = json.loads(capsys.readouterr().out)
-    assert [(row["table"], row["name"]) for row in rows if not row["reproduces"]] == [("floor held at 0", "rmse")]
+    assert [(row["table"], row["name"]) for row in rows if row["status"] == "differs"] == [
+        ("floor held at 0", "rmse"),
+        ("dominant bands", "wavelength / length, mean of runs"),
+        ("gain captured, %", "Fixed LeRoPE, in the text"),
+    ]
+
+
+def multipliers_of(found, method, estimator="piecewise in ln C"):
+    points = found["multipliers"]
+    return [p["multiplier"] for p in points if (p["method"], p["estimator"]) == (method, estimator)]
 
 
 def test_a_table_of_losses(tmp_path, capsys):
@@ -34,13 +47,33 @@ def test_a_table_of_losses(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "piecewise" in text
     assert "hinge" in text
-    main(["multipliers", str(tmp_path / "losses.csv"), "--json"])
+    assert "1.34B" in text
+    main(["multipliers", str(tmp_path / "losses.csv"), "--json", "--out", str(tmp_path / "found.json")])
     found = json.loads(capsys.readouterr().out)
-    assert found["multipliers"]["lerope"][1] == pytest.approx(1.04, abs=0.01)
-    assert set(found["fits"]) == {"fitted", "E = 0", "E = 0.3", "E = 0.5", "E = 0.8", "E = 1", "shared E", "hinge"}
+    assert found == Multipliers.load(tmp_path / "found.json").as_dict()
+    assert multipliers_of(found, "lerope")[1] == pytest.approx(1.04, abs=0.01)
+    floors = ["E = 0", "E = 0.3", "E = 0.5", "E = 0.8", "E = 1"]
+    assert list(dict.fromkeys(fit["estimator"] for fit in found["fits"])) == ["fitted", *floors, "shared E", "hinge"]
+    assert found["settings"] == {"table": "losses.csv"}
     (tmp_path / "two.csv").write_text("compute,a,b\n1e18,3.0,2.9\n1e19,2.5,2.45\n")
-    main(["multipliers", str(tmp_path / "two.csv"), "--baseline", "a", "--json"])
-    assert json.loads(capsys.readouterr().out)["fits"] == {}
+    main(["multipliers", str(tmp_path / "two.csv"), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["baseline"], found["fits"]) == ("a", [])
+
+
+def test_runs(tmp_path, capsys):
+    losses = {("19M", "rope", 1): 4.0, ("19M", "lerope", 1): 3.99, ("52M", "rope", 1): 3.5, ("52M", "lerope", 1): 3.49}
+    paths = [str(path) for path in write_study(tmp_path, losses)]
+    main(["multipliers", *paths])
+    assert "52M" in capsys.readouterr().out
+    main(["multipliers", *paths, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    # 16 times the compute (2 layers, 4 width squared, 2 steps) for 0.5 nats: 0.01 nats are 16^0.02.
+    assert multipliers_of(found, "lerope") == pytest.approx([16**0.02] * 2, abs=1e-6)
+    assert found["settings"]["evaluation"] == "eval"
+    assert "prope has no run at 19M" in complaint(capsys, *paths, *write_study(tmp_path, {("52M", "prope", 1): 3.4}))
+    assert "name runs of two rungs or more" in complaint(capsys, *paths[2:])
+    assert "give either one FILE of losses or run directories" in complaint(capsys, *paths, tmp_path / "losses.csv")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +86,6 @@ def test_a_table_of_losses(tmp_path, capsys):
         ("rung,rope,lerope\n53M,3,2\n", "line 2: rung must be one of 19M, 52M"),
         ("rung,rope,lerope\n52M,3,\n", "line 2: could not convert string to float: ''; every cell must be filled"),
         ("rung,rope,lerope\n52M,3,2\n", "compute must be two or more different positive numbers"),
-        ("rung,a,b\n52M,3,2\n217M,2,1\n", "baseline must be one of a, b; got 'rope'"),
     ],
 )
 def test_bad_tables_are_one_sentence(tmp_path, capsys, content, sentence):
@@ -63,6 +95,12 @@ def test_bad_tables_are_one_sentence(tmp_path, capsys, content, sentence):
     assert sentence in complaint(capsys, path)
 
 
+def test_the_baseline_must_be_there(tmp_path, capsys):
+    (tmp_path / "losses.csv").write_text(CSV)
+    sentence = "baseline must be one of rope, lerope; got 'nope'"
+    assert sentence in complaint(capsys, tmp_path / "losses.csv", "--baseline", "nope")
+
+
 def test_either_a_file_or_the_paper(tmp_path, capsys):
-    assert "give either a FILE of losses or --paper" in complaint(capsys)
+    assert "give either a FILE of losses, or RUNS, or --paper" in complaint(capsys)
     assert "give either" in complaint(capsys, tmp_path, "--paper")

@@ -13,6 +13,7 @@ from lerope.scaling import (
     fit_power_law,
     ladder_compute,
 )
+from lerope.scaling.paper import SENSITIVITY as PRINTED
 from tests.scaling.paper import COMPUTE, LOSS, RUNGS
 
 
@@ -43,11 +44,12 @@ def test_other_definitions_do_not_give_the_paper_s_multipliers():
     near(compute_multipliers(short, LOSS["rope"], LOSS["lerope"])[0], 1.0845, 4)
     rope, variant = np.exp(LOSS["rope"]), np.exp(LOSS["lerope"])
     near(compute_multipliers(COMPUTE, rope, variant)[0], 1.0908, 4)
-    # On a raw compute axis instead of its logarithm.
-    line = [np.interp(-v, -LOSS["rope"], COMPUTE) for v in LOSS["lerope"][:-1]]
-    assert (
-        np.array(line) / COMPUTE[:-1] > compute_multipliers(COMPUTE, LOSS["rope"], LOSS["lerope"])[:-1] + 0.02
-    ).all()
+    # On a raw compute axis instead of its logarithm: each of LeRoPE's losses is below RoPE's of the same rung, and so
+    # on the segment that starts there, the last one continued.
+    first = np.array([0, 1, 2, 3, 3])
+    slope = np.diff(COMPUTE)[first] / np.diff(LOSS["rope"])[first]
+    reached = COMPUTE[first] + slope * (LOSS["lerope"] - LOSS["rope"][first])
+    near(reached / COMPUTE, [1.6351, 1.1778, 1.1179, 1.0652, 1.0185], 4)
 
 
 def test_single_fit():
@@ -94,6 +96,39 @@ def test_sensitivity_to_the_floor(floor, alpha, a, rmse, gains):
     near(efficiency_gain(fit, COMPUTE, LOSS["lerope"]), gains, 4)
 
 
+def test_only_least_squares_on_the_loss_gives_the_paper_s_sensitivity():
+    """Residuals in ln L, and a straight line in ln(L - E), against the printed gains at each floor."""
+    from scipy.optimize import least_squares
+
+    x = np.log(COMPUTE) - np.log(COMPUTE).mean()
+    worst = dict.fromkeys(("loss", "log loss", "line"), 0.0)
+    for floor, (_, _, printed) in PRINTED.items():
+        slope, height = np.polyfit(x, np.log(LOSS["rope"] - floor), 1)
+
+        def residuals(p, floor=floor):
+            return np.log(floor + np.exp(p[0] + p[1] * x)) - np.log(LOSS["rope"])
+
+        in_log = least_squares(residuals, [height, slope], x_scale="jac", xtol=1e-15, ftol=1e-15, gtol=1e-15).x
+        fit = fit_power_law(COMPUTE, LOSS["rope"], floor)
+        gains = {"loss": efficiency_gain(fit, COMPUTE, LOSS["lerope"])}
+        for name, (a, b) in (("log loss", in_log), ("line", (height, slope))):
+            gains[name] = np.exp((np.log(LOSS["lerope"] - floor) - a) / b - x)
+        for name, values in gains.items():
+            worst[name] = max(worst[name], np.abs(values - np.array(printed, float)).max())
+    assert worst["loss"] < 0.0005
+    near(worst["log loss"], 0.0176, 4)
+    near(worst["line"], 0.0242, 4)
+
+
+def test_the_spread_of_gains_over_floors():
+    """Unrounded 0.136 from E = 0.3 on and 0.165 from 0; of the printed gains, 0.166."""
+    floors = [floor for floor, *_ in SENSITIVITY]
+    gains = [efficiency_gain(fit_power_law(COMPUTE, LOSS["rope"], e), COMPUTE, LOSS["lerope"]) for e in floors]
+    near(np.ptp(gains[1:], axis=0).max(), 0.136, 3)
+    near(np.ptp(gains, axis=0).max(), 0.165, 3)
+    near(np.ptp([np.array(row[2], float) for row in PRINTED.values()], axis=0).max(), 0.166, 6)
+
+
 def test_joint_fit():
     fit = fit_joint(COMPUTE, LOSS)
     near(fit.E, 0.64335, 5)
@@ -109,6 +144,10 @@ def test_joint_fit():
     rope = fit.methods["rope"]
     near(efficiency_gain(rope, COMPUTE, LOSS["lerope"]), [1.0642, 1.0467, 1.0386, 1.0392, 1.0315], 4)
     near(efficiency_gain(rope, COMPUTE, LOSS["prope"]), [0.9950, 1.0060, 1.0017, 1.0151, 1.0032], 4)
+    exponents = [method.alpha for method in fit.methods.values()]
+    near(100 * (max(exponents) / min(exponents) - 1), 0.509, 3)
+    single = efficiency_gain(fit_power_law(COMPUTE, LOSS["rope"]), COMPUTE, LOSS["lerope"])
+    near(np.abs(efficiency_gain(rope, COMPUTE, LOSS["lerope"]) - single).max(), 0.00048, 5)
     near(fit_joint(COMPUTE, LOSS, 0.3).rmse, 3.81e-3, 5)
     held = fit_joint(COMPUTE, LOSS, 1.0)
     near(held.rmse, 5.43e-3, 5)
@@ -128,6 +167,22 @@ def test_hinge():
     pinned = fit_hinge(COMPUTE, LOSS["rope"], np.log(COMPUTE[3]))
     near(pinned.rmse, 4.1e-3, 4)
     near(efficiency_gain(pinned, COMPUTE, LOSS["lerope"])[3], 0.984, 3)
+
+
+@pytest.mark.parametrize(("width", "rmse"), [(0.2, 1.095e-3), (1.0, 8.6e-4), (2.0, 6.5e-4)])
+def test_a_smooth_break_fits_better_the_smoother_it_is(width, rmse):
+    """Caballero's form; at a width of 0.2 it is the hinge."""
+    from scipy.optimize import least_squares
+
+    x = np.log(COMPUTE)
+
+    def residuals(p):
+        return np.exp(p[0] - p[1] * x - p[2] * width * np.logaddexp(0, (x - p[3]) / width)) - LOSS["rope"]
+
+    starts = [(3.0, 0.0457, -0.003, x0) for x0 in np.linspace(x[0], x[-1], 15)]
+    found = [least_squares(residuals, s, x_scale="jac", xtol=1e-14, ftol=1e-14, gtol=1e-14) for s in starts]
+    best = min(np.sqrt(np.mean(fit.fun**2)) for fit in found)
+    np.testing.assert_allclose(best, rmse, rtol=0.02)
 
 
 def test_fits_find_what_was_planted():

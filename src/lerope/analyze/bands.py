@@ -7,69 +7,179 @@ cross-correlation, so that an FFT gives all distances at once, exactly.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lerope.analyze.subjects import OwnModel, Subject, Turned
+from lerope.analyze.targets import Target, check_rows, mean_frequencies, reused, store, wavelength
+from lerope.data.display import Display
 from lerope.data.shards import Tokens
+from lerope.data.signals import Signals
 from lerope.evaluate.documents import Source
 from lerope.model.transformer import Transformer
-from lerope.rotary.rotate import Rotation
+from lerope.results import BandContribution, Bands, LayerBand
+from lerope.train.rundir import provenance
 
 Floats = npt.NDArray[np.float64]
 
-
-class _Recorder(Rotation):
-    """A rotation that also keeps what it was asked to turn."""
-
-    __slots__ = ("seen",)
-
-    def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        self.seen = (q, k)
-        return super().__call__(q, k)
+FILE = "bands.json"
+# A band stands out if its contribution varies at least so many times as much as that of any other.
+STANDS_OUT = 2.0
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class Measured:
+    """Band by band, what a subject does on some rows."""
+
+    contributions: Floats
+    """c_m(d) of every layer, mean over heads: (layers, bands, longest row)."""
+    query_norms: Floats
+    """Mean length of a band's part of a query: (layers, heads, bands)."""
+    key_norms: Floats
+    """The same of keys: (layers, key heads, bands)."""
+    bounds: Floats
+    """What a band can add to a logit at most, |q_s| |k_t| / sqrt(head_dim), as the mean over all pairs of a row, then
+    over rows: (layers, heads, bands)."""
+
+
+def measure_bands(target: Target, num_rows: int, device: torch.device) -> Bands:
+    """Measures full rows of a target's documents and leaves `results/bands.json` with the curves beside it."""
+    rows = full_rows(target.documents.source, target.length, num_rows)
+    settings = {**target.settings, "num_rows": len(rows)}
+    found = reused(Bands, target, FILE, settings)
+    if found is not None:
+        return found
+    check_rows(rows, target)
+    subject = target.load(device)
+    measured = measure(subject, rows, f"{target.name}, bands")
+    curves = measured.contributions
+    rms, layer_rms = variation(curves.mean(0)), variation(curves)
+    theta = mean_frequencies(subject)
+    dominant = dominant_band(curves) if bool(subject.frequencies.any()) else None
+    others = np.delete(rms, dominant) if dominant is not None else rms
+    result = Bands(
+        run=target.label,
+        settings=settings,
+        provenance=provenance(),
+        train_length=target.train_length,
+        dominant_band=dominant,
+        dominant_wavelength=None if dominant is None else wavelength(theta[dominant]),
+        dominance=None if dominant is None or not len(others) else float(rms[dominant] / others.max()),
+        bands=[
+            BandContribution(
+                band=band,
+                wavelength=wavelength(theta[band]),
+                rms=float(rms[band]),
+                mean=float(curves[:, band, 1:].mean()),
+                layer_spread=float(np.sqrt((curves[:, band, 1:].std(0) ** 2).mean())),
+            )
+            for band in range(subject.num_bands)
+        ],
+        layers=[
+            LayerBand(
+                layer=layer,
+                band=band,
+                query_norm=float(measured.query_norms[layer, :, band].mean()),
+                key_norm=float(measured.key_norms[layer, :, band].mean()),
+                bound=float(measured.bounds[layer, :, band].mean()),
+                rms=float(layer_rms[layer, band]),
+            )
+            for layer in range(subject.num_layers)
+            for band in range(subject.num_bands)
+        ],
+    )
+    arrays = {
+        "contributions": curves,
+        "mean": curves.mean(0),
+        "std": curves.std(0),
+        "query_norms": measured.query_norms,
+        "key_norms": measured.key_norms,
+        "bounds": measured.bounds,
+    }
+    store(result, target, FILE, arrays)
+    return result
+
+
 def contributions(model: Transformer, rows: Sequence[Tokens], device: torch.device | str = "cpu") -> Floats:
-    """c_m(d) of every layer: (layers, bands, length of the longest row).
+    """c_m(d) of every layer of one of our models: (layers, bands, length of the longest row).
 
     Args:
         rows: tokens of one document or window each.
     """
-    model = model.to(device).eval()
-    encoding, num_layers = model.encoding, model.config.num_layers
-    num_bands, longest = encoding.rotary_dim // 2, max(len(row) for row in rows)
-    sums = np.zeros((num_layers, num_bands, longest))
+    return measure(OwnModel(model, device), rows, "bands").contributions
+
+
+@torch.no_grad()
+def measure(subject: Subject, rows: Sequence[Tokens], label: str) -> Measured:
+    """Runs the rows, one at a time, and adds up what each layer shows; memory does not grow with their number.
+
+    Args:
+        rows: tokens of one document or window each.
+        label: what to call the work while it goes on.
+    """
+    longest = max(len(row) for row in rows)
+    sums = np.zeros((subject.num_layers, subject.num_bands, longest))
+    query_norms, bounds = np.zeros((2, subject.num_layers, subject.num_heads, subject.num_bands))
+    key_norms = np.zeros((subject.num_layers, subject.num_key_heads, subject.num_bands))
     num_pairs = np.zeros(longest)
-    for row in rows:
-        positions = torch.arange(len(row), device=device)
-        layers = [layer if encoding.num_layers is not None else None for layer in range(num_layers)]
-        recorders = [
-            _Recorder(positions, encoding.frequencies(layer).detach(), encoding.layout, encoding.head_dim)
-            for layer in layers
-        ]
-        model.hidden(torch.from_numpy(row.astype("int64"))[None].to(device), rotations=recorders)
-        for layer, recorder in enumerate(recorders):
-            q, k = (_complex(t[0], num_bands, encoding.layout == "half") for t in recorder.seen)
-            size = 2 * len(row)  # room for every distance, so that the ends do not meet
-            crossed = torch.fft.ifft(torch.fft.fft(q, size, 0) * torch.fft.fft(k, size, 0).conj(), dim=0)
-            phases = positions.double()[:, None, None] * recorder.frequencies.double().view(-1, num_bands)
-            logits = (crossed[: len(row)] * torch.polar(torch.ones_like(phases), phases)).real.sum(1)
-            sums[layer, :, : len(row)] += logits.T.cpu().numpy()
-        num_pairs[: len(row)] += np.arange(len(row), 0, -1)
-    means: Floats = sums / (num_pairs * model.config.num_heads * np.sqrt(encoding.head_dim))
-    return means
+
+    def see(turned: Turned) -> None:
+        layer, length = turned.layer, len(turned.q)
+        sums[layer, :, :length] += _summed_logits(turned)
+        q_means, k_means = (x.abs().mean(0) for x in (turned.q, turned.k))
+        scale = turned.turns[0].abs()
+        every_key = k_means.repeat_interleave(subject.num_heads // subject.num_key_heads, 0)
+        query_norms[layer] += q_means.cpu().numpy()
+        key_norms[layer] += k_means.cpu().numpy()
+        bounds[layer] += (q_means * every_key * scale).cpu().numpy()
+
+    with Display() as display, Signals() as signals:
+        for number, row in enumerate(rows, start=1):
+            subject.watch(row, see)
+            num_pairs[: len(row)] += np.arange(len(row), 0, -1)
+            display.show(f"{label}  row {number} of {len(rows)}")
+            signals.check()
+    return Measured(
+        sums / (num_pairs * subject.num_heads), query_norms / len(rows), key_norms / len(rows), bounds / len(rows)
+    )
+
+
+def _summed_logits(turned: Turned) -> Floats:
+    """The sum over heads and queries of each band's part of the logits: (bands, length), by distance."""
+    length, num_heads, num_bands = turned.q.shape
+    group = num_heads // turned.k.shape[1]
+    num_sets = turned.turns.shape[1]
+    size = 2 * length  # room for every distance, so that the ends do not meet
+    crossed = turned.q.new_zeros(num_sets, num_bands, size)
+    for head in range(num_heads):
+        q = torch.fft.fft(turned.q[:, head].t().contiguous(), size)
+        if head % group == 0:
+            k = torch.fft.fft(turned.k[:, head // group].t().contiguous(), size).conj()
+        crossed[head * num_sets // num_heads] += q * k
+    logits = torch.fft.ifft(crossed)[..., :length] * turned.turns.permute(1, 2, 0)
+    summed: Tensor = logits.real.sum(0)
+    return summed.cpu().numpy()
+
+
+def variation(curves: Floats) -> Floats:
+    """The root mean square over d = 1 ... of a curve less its mean; curves are (..., distances)."""
+    spread: Floats = curves[..., 1:].std(axis=-1)
+    return spread
 
 
 def dominant_band(values: Floats) -> int:
-    """The band whose contribution varies most with distance: the root mean square over d = 1 ... of c_m(d) - its mean.
+    """The band whose contribution, as the mean over layers, varies most with distance.
 
-    Without the mean, a band that hardly turns and adds a constant would win.
+    Without its mean taken off, a band that hardly turns and adds a constant would win.
+
+    Args:
+        values: (layers, bands, distances).
     """
-    curves = values.mean(0)[:, 1:]
-    return int(np.argmax(curves.std(axis=1)))
+    return int(np.argmax(variation(values.mean(0))))
 
 
 def full_rows(source: Source, length: int, count: int) -> list[Tokens]:
@@ -79,11 +189,3 @@ def full_rows(source: Source, length: int, count: int) -> list[Tokens]:
     if not len(chosen):
         chosen = np.argsort(-lengths, kind="stable")[:count]
     return [source.document(int(index), 0, length) for index in chosen]
-
-
-def _complex(x: Tensor, num_bands: int, half: bool) -> Tensor:
-    """(length, heads, head_dim) -> (length, heads, bands), complex128."""
-    x = x.double()
-    if half:
-        return torch.complex(x[..., :num_bands], x[..., num_bands : 2 * num_bands])
-    return torch.view_as_complex(x[..., : 2 * num_bands].unflatten(-1, (num_bands, 2)).contiguous())

@@ -13,7 +13,13 @@ COMMANDS = {
     "tokenizer": ("lerope.cli.tokenizer", "train a tokenizer, or look at one"),
     "plan": ("lerope.cli.plan", "what a run costs: parameters, tokens, FLOPs, memory, time"),
     "train": ("lerope.cli.train", "train a model of the ladder with any encoding"),
-    "multipliers": ("lerope.cli.multipliers", "how much compute an encoding saves, from a table of losses"),
+    "compare": ("lerope.cli.compare", "whether encodings differ by more than noise, paired by seed and document"),
+    "multipliers": ("lerope.cli.multipliers", "how much compute an encoding saves, from runs or a table of losses"),
+    "eval": ("lerope.cli.eval", "loss and perplexity of a run over whole documents"),
+    "sweep": ("lerope.cli.sweep", "search the learning rate of a rung, for each encoding"),
+    "ladder": ("lerope.cli.ladder", "run a study: the paper's by name, or one of your own"),
+    "extrapolate": ("lerope.cli.extrapolate", "loss beyond the train length, for every way of stretching frequencies"),
+    "needle": ("lerope.cli.needle", "whether a run finds values hidden in long text"),
     "demo": ("lerope.cli.demo", "the whole journey in minutes on a CPU"),
 }
 

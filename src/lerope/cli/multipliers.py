@@ -1,57 +1,78 @@
 """lerope multipliers: how much compute an encoding saves, by every estimator."""
 
 import json
+from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional, arg
 
+if TYPE_CHECKING:
+    from lerope.results import Multipliers
+
 
 def multipliers(
-    file: Annotated[Positional[Path | None], arg(metavar="FILE", help_behavior_hint="")] = None,
+    paths: Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE|RUN...", help_behavior_hint="")] = (),
+    *,
     paper: bool = False,
-    baseline: str = "rope",
+    baseline: Annotated[str | None, arg(metavar="METHOD", help_behavior_hint="")] = None,
+    evaluation: str = "eval",
+    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
     json_: Annotated[bool, arg(name="json")] = False,
 ) -> None:
-    """Compute multipliers and efficiency gains from a table of losses.
+    """Compute multipliers and efficiency gains from evaluated runs or from a table of losses.
 
-    Example: lerope multipliers losses.csv --baseline rope
+    Example: lerope multipliers runs/*
+
+    From a table: lerope multipliers losses.csv --baseline rope
 
     Args:
-        file: CSV with a column rung (52M ... 2.52B) or compute (FLOPs), and a column of losses in nats a method.
-        paper: Recompute the paper's scaling tables from its printed perplexities and compare.
-        baseline: The method that others are measured against.
+        paths: run directories that `lerope eval` has scored, of two rungs or more; or a CSV with a column rung
+            (52M ... 2.52B) or compute (FLOPs), and a column of losses in nats a method.
+        paper: Recompute the paper's tables from the numbers it prints and compare.
+        baseline: The method that others are measured against; rope, or the first, unless given.
+        evaluation: Which evaluation of the runs to take: a file of their folders results, without its .json.
+        out: Also save the result as JSON here.
         json_: Print JSON.
     """
-    from lerope.scaling.study import read_losses, study
+    from lerope.scaling.study import read_losses, read_runs, study
 
-    if paper == (file is not None):
-        raise ValueError("give either a FILE of losses or --paper.")
-    if file is None:
+    if paper == bool(paths):
+        raise ValueError("give either a FILE of losses, or RUNS, or --paper.")
+    if paper:
         _paper(json_)
         return
-    found = study(*read_losses(file), baseline)
-    print(json.dumps(found, indent=1)) if json_ else _show(found)
+    tables = [path for path in paths if not path.is_dir()]
+    if tables and len(paths) > 1:
+        raise ValueError(f"give either one FILE of losses or run directories; got {tables[0]} and others.")
+    found = study(read_losses(paths[0]) if tables else read_runs(paths, baseline, evaluation), baseline)
+    if out is not None:
+        found.save(out)
+    print(json.dumps(found.as_dict(), indent=1)) if json_ else _show(found)
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: "Multipliers") -> None:
     console = Console(highlight=False)
-    headings = [f"{c:.2e}" for c in found["compute"]]
-    table = Table(
-        title=f"Compute at which {found['baseline']} reaches the same loss, as a multiple", title_justify="left"
-    )
+    points = dict.fromkeys((point["rung"], point["compute"]) for point in found.losses)
+    headings = [rung or f"{compute:.2e}" for rung, compute in points]
+    console.print(f"compute at which {found.baseline} reaches the same loss, as a multiple")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("method", "estimator", *headings):
         table.add_column(heading, justify="left" if heading in ("method", "estimator") else "right")
-    for method, values in found["multipliers"].items():
-        table.add_row(method, "piecewise in ln C", *(f"{v:.4f}" for v in values))
-        for name, fit in found["fits"].items():
-            values = fit["gains"][method]
-            table.add_row(
-                "", f"{name}, RMSE {fit['rmse']:.1e}", *("never" if v is None else f"{v:.4f}" for v in values)
-            )
+    errors = {fit["estimator"]: fit["value"] for fit in found.fits if fit["parameter"] == "rmse"}
+    last = ""
+    for method, estimator in dict.fromkeys((point["method"], point["estimator"]) for point in found.multipliers):
+        values = [p["multiplier"] for p in found.multipliers if (p["method"], p["estimator"]) == (method, estimator)]
+        label = f"{estimator}, RMSE {errors[estimator]:.1e}" if estimator in errors else estimator
+        cells = ("never" if value is None else f"{value:.4f}" for value in values)
+        table.add_row("" if method == last else method, label, *cells)
+        last = method
     console.print(table)
+    for note in found.notes:
+        console.print(f"note: {note}")
 
 
 def _paper(as_json: bool) -> None:
@@ -59,21 +80,28 @@ def _paper(as_json: bool) -> None:
 
     entries = recomputed()
     if as_json:
-        rows = [{**vars(entry), "reproduces": entry.reproduces} for entry in entries]
-        print(json.dumps(rows, indent=1))
+        print(json.dumps([{**vars(entry), "status": entry.status} for entry in entries], indent=1))
         return
-    table = Table(title="The paper's scaling tables, recomputed from its perplexities", title_justify="left")
-    for heading in ("table", "entry", "printed", "recomputed", ""):
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("entry", "printed", "recomputed", ""):
         table.add_column(heading, justify="right" if heading in ("printed", "recomputed") else "left")
-    last = ""
-    for entry in entries:
-        value = f"{entry.value:.4e}" if "e" in entry.printed else f"{entry.value:.6g}"
-        mark = "" if entry.reproduces else "differs"
-        table.add_row(entry.table if entry.table != last else "", entry.name, entry.printed, value, mark)
-        last = entry.table
-    Console(highlight=False).print(table)
-    good = sum(entry.reproduces for entry in entries)
-    print(f"{good} of {len(entries)} entries reproduce to their last printed digit.")
+    marks = {"reproduces": "", "within the rounding of its inputs": "within rounding", "differs": "differs"}
+    for name in dict.fromkeys(entry.table for entry in entries):
+        table.add_section()
+        table.add_row(f"[bold]{name}[/bold]")
+        for entry in entries:
+            if entry.table == name:
+                value = f"{entry.value:.4e}" if "e" in entry.printed else f"{entry.value:.6g}"
+                table.add_row(f"  {entry.name}", entry.printed, value, marks[entry.status])
+    console = Console(highlight=False)
+    console.print("the paper's tables, recomputed from the numbers it prints")
+    console.print(table)
+    number = Counter(entry.status for entry in entries)
+    print(
+        f"{number['reproduces']} of {len(entries)} entries reproduce to their last printed digit, "
+        f"{number['within the rounding of its inputs']} lie within the rounding of their inputs, "
+        f"{number['differs']} differ."
+    )
 
 
 COMMAND = multipliers

@@ -1,9 +1,10 @@
 """lerope plan: what runs cost before any of it is spent."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from json import dumps
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -25,6 +26,9 @@ from lerope.model.accounting import (
 from lerope.model.config import LADDER, ModelConfig, rung
 from lerope.model.gpus import GPUS, Gpu, gpu_named
 from lerope.rotary.frequencies import check_count
+
+if TYPE_CHECKING:
+    from lerope.launch.cost import RunCost
 
 _LABELS: dict[Parallel, str] = {"ddp": "DDP", "fsdp": "FSDP2", "hybrid": "hybrid"}
 _GIB = 1 << 30
@@ -76,7 +80,7 @@ class _Section:
 
 
 def command(
-    name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[RUNG]")] = None,
+    name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[RUNG|STUDY]")] = None,
     /,
     *,
     gpu: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None,
@@ -86,14 +90,17 @@ def command(
     batch_tokens: int = BATCH_TOKENS,
     vocab_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
     utilisation: float = UTILISATION,
+    demo: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
     """What a run costs before any of it is spent: parameters, tokens, FLOPs, memory and time.
 
     Without a rung, all of them in one table. Example: lerope plan 217M --gpu H200 --num-gpus 8
 
+    All runs of a study: lerope plan seeds --gpu H200
+
     Args:
-        name: a model of the ladder: demo, 19M, 52M, 217M, 608M, 1.34B or 2.52B.
+        name: a model of the ladder: demo, 19M, 52M, 217M, 608M, 1.34B or 2.52B; or a study, as in `lerope ladder`.
         gpu: plan for this GPU alone: A100-80G, H100-80G, H200, B200, L40S or RTX 4090.
         num_gpus: all GPUs of the run.
         gpus_per_node: GPUs in one machine; with more than one machine, hybrid shards within each.
@@ -101,6 +108,7 @@ def command(
         batch_tokens: tokens of a step, over all GPUs.
         vocab_size: another vocabulary than the rung's.
         utilisation: assumed share of the GPU's dense bfloat16 peak; a guess until a run has measured it.
+        demo: the study in small, as `lerope ladder --demo` runs it.
         json: print one JSON object instead of tables.
     """
     machine = _Machine(
@@ -111,6 +119,11 @@ def command(
         batch_tokens=batch_tokens,
         utilisation=utilisation,
     )
+    if name is not None and _is_study(name):
+        _plan_study(name, machine, vocab_size, demo, json)
+        return
+    if demo:
+        raise ValueError("demo is for studies; name one, as in lerope plan seeds --demo.")
     names = list(LADDER) if name is None else [name]
     models = {each: _model(each, vocab_size) for each in names}
     plans = {each: plan(model, row_length, batch_tokens) for each, model in models.items()}
@@ -130,6 +143,66 @@ def command(
 
 
 COMMAND = command
+
+
+def _is_study(name: str) -> bool:
+    from lerope.launch.recipes import STUDIES
+
+    return name in STUDIES or ":" in name
+
+
+def _plan_study(name: str, machine: _Machine, vocab_size: int | None, demo: bool, json: bool) -> None:
+    from lerope.cli.ladder import sized
+    from lerope.launch.cost import run_costs
+    from lerope.launch.recipes import study_named
+
+    if (machine.row_length, machine.batch_tokens, vocab_size) != (2048, BATCH_TOKENS, None):
+        raise ValueError("row_length, batch_tokens and vocab_size are a study's own; change them in its function.")
+    study = sized(study_named(name), demo, None)
+    costs = run_costs(study)
+    if not json:
+        sections = list(_study_sections(f"{study.name}: {study.sentence}", costs, machine))
+        _print(sections[:1] if demo else sections)  # the demo is for CPUs
+        return
+    totals = {field: sum(getattr(cost, field) for cost in costs) for field in ("steps", "tokens", "compute", "flops")}
+    hours = {gpu.name: _gpu_hours(totals["flops"], machine, gpu) for gpu in machine.gpus}
+    content = {
+        "study": study.name,
+        "utilisation": machine.utilisation,
+        "runs": [
+            {**asdict(cost), "gpu_hours": {gpu.name: _gpu_hours(cost.flops, machine, gpu) for gpu in machine.gpus}}
+            for cost in costs
+        ],
+        "total": {"num_runs": len(costs), **totals, "gpu_hours": hours},
+    }
+    print(dumps(content, indent=2))
+
+
+def _gpu_hours(flops: int, machine: _Machine, gpu: Gpu) -> float:
+    return run_seconds(flops, gpu.peak_flops, 1, machine.utilisation) / 3600
+
+
+def _study_sections(title: str, costs: "list[RunCost]", machine: _Machine) -> Iterator[_Section]:
+    """Runs that cost the same share a line."""
+    kinds = Counter(replace(cost, run="") for cost in costs)
+    table = _table("Rung", "Row", "Runs", "Steps", "Tokens", "C, FLOP", "FLOPs")
+    hours = _table("GPU hours", *(gpu.name for gpu in machine.gpus))
+    for kind, count in kinds.items():
+        sums = (_count(count * kind.tokens), _power(count * kind.compute, 2), _power(count * kind.flops, 2))
+        table.add_row(kind.rung, f"{kind.row_length:,}", str(count), f"{count * kind.steps:,}", *sums)
+        each = (_hours(_gpu_hours(count * kind.flops, machine, gpu)) for gpu in machine.gpus)
+        hours.add_row(kind.rung if kind.row_length == 2048 else f"{kind.rung}, {kind.row_length:,}", *each)
+    steps, tokens, compute, flops = (
+        sum(getattr(cost, field) for cost in costs) for field in ("steps", "tokens", "compute", "flops")
+    )
+    sums = (_count(tokens), _power(compute, 2), _power(flops, 2))
+    table.add_row("total", "", str(len(costs)), f"{steps:,}", *sums, style="bold")
+    hours.add_row("total", *(_hours(_gpu_hours(flops, machine, gpu)) for gpu in machine.gpus), style="bold")
+    seconds = (run_seconds(flops, gpu.peak_flops, machine.num_gpus, machine.utilisation) for gpu in machine.gpus)
+    hours.add_row(f"time on {machine.num_gpus:,}", *map(_duration, seconds))
+    yield _Section(title=title, table=table, note="Sums over the runs of a line. C = 6 N_ne tokens.")
+    note = f"At {100 * machine.utilisation:g} % of the dense bfloat16 peak (--utilisation); without measurements."
+    yield _Section(title="Training", table=hours, note=note)
 
 
 def _model(name: str, vocab_size: int | None) -> ModelConfig:
@@ -354,6 +427,10 @@ def _count(number: int) -> str:
 
 def _power(number: int, digits: int) -> str:
     return f"{number:.{digits}e}".replace("e+", "e")
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.1f}"
 
 
 def _duration(seconds: float) -> str:

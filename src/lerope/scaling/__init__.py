@@ -1,4 +1,4 @@
-"""Scaling mathematics on plain numbers: compute, multipliers, fits. numpy and scipy, no torch."""
+"""Scaling mathematics: compute, multipliers, fits, and whether differences are more than noise. No torch."""
 
 from lerope.scaling.compute import ladder_compute
 from lerope.scaling.fits import (
@@ -11,15 +11,24 @@ from lerope.scaling.fits import (
     fit_power_law,
 )
 from lerope.scaling.multipliers import compute_multipliers
+from lerope.scaling.seeds import Effect, GainCaptured, Interval, effect, gain_captured
+from lerope.scaling.wavelengths import WavelengthRatio, wavelength_ratio
 
 __all__ = [
+    "Effect",
+    "GainCaptured",
     "Hinge",
+    "Interval",
     "JointFit",
     "PowerLaw",
+    "WavelengthRatio",
     "compute_multipliers",
+    "effect",
     "efficiency_gain",
     "fit_hinge",
     "fit_joint",
     "fit_power_law",
+    "gain_captured",
     "ladder_compute",
+    "wavelength_ratio",
 ]

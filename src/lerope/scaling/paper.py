@@ -1,12 +1,12 @@
 """What the LeRoPE paper (arXiv:2607.10134) prints about scaling, and the same recomputed from its perplexities."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from lerope.scaling import paper_runs
 from lerope.scaling.compute import ladder_compute
 from lerope.scaling.fits import PowerLaw, efficiency_gain, fit_hinge, fit_joint, fit_power_law
 from lerope.scaling.multipliers import Floats, compute_multipliers
+from lerope.scaling.printed import Entry
 
 RUNGS = ("52M", "217M", "608M", "1.34B", "2.52B")
 PERPLEXITY = {
@@ -25,24 +25,6 @@ SENSITIVITY = {
 }
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A number as the paper prints it, and as it comes out."""
-
-    table: str
-    name: str
-    printed: str
-    value: float
-
-    @property
-    def reproduces(self) -> bool:
-        """Whether the value, rounded as the paper rounds it, is what is printed."""
-        mantissa, _, exponent = self.printed.partition("e")
-        digits = len(mantissa.partition(".")[2]) - int(exponent or 0)
-        # A little more than half a unit: printed perplexities carry rounding of their own.
-        return abs(self.value - float(self.printed)) <= 0.501 * 10.0**-digits
-
-
 def losses() -> tuple[Floats, dict[str, Floats]]:
     """Compute and losses in nats of the paper's main table."""
     compute = np.array([ladder_compute(rung) for rung in RUNGS])
@@ -50,7 +32,11 @@ def losses() -> tuple[Floats, dict[str, Floats]]:
 
 
 def recomputed() -> list[Entry]:
-    """Every number of the paper's scaling analysis beside its recomputation."""
+    """Every number of the paper's tables on scaling, runs, seeds and dominant bands beside its recomputation."""
+    return [*_scaling(), *paper_runs.entries()]
+
+
+def _scaling() -> list[Entry]:
     compute, loss = losses()
     entries: list[Entry] = []
 
@@ -65,16 +51,24 @@ def recomputed() -> list[Entry]:
     gains = efficiency_gain(fit, compute, loss["lerope"])
     row(table, "LeRoPE, fitted", ("1.064", "1.047", "1.039", "1.039", "1.031"), gains)
     entries += _fit_entries("fit of RoPE", fit, {"E": "0.641", "A": "26.4", "alpha": "0.0574", "rmse": "5.3e-4"})
+    widths = []
     for floor, (alpha, rmse, printed) in SENSITIVITY.items():
         held = fit_power_law(compute, loss["rope"], floor)
         table = f"floor held at {floor:g}"
         entries += _fit_entries(table, held, {"alpha": alpha, "rmse": rmse})
-        row(table, "LeRoPE", printed, efficiency_gain(held, compute, loss["lerope"]))
+        gains = efficiency_gain(held, compute, loss["lerope"])
+        row(table, "LeRoPE", printed, gains)
+        if floor >= 0.3:
+            widths.append(gains)
+    spread = float(np.ptp(np.stack(widths), axis=0).max())
+    entries += [Entry("floors from 0.3 to 1", "largest spread of a gain", "0.14", spread)]
     joint = fit_joint(compute, loss)
     entries += [Entry("joint fit", "E", "0.643", joint.E), Entry("joint fit", "rmse", "4.7e-4", joint.rmse)]
     exponents = [method.alpha for method in joint.methods.values()]
     entries += [Entry("joint fit", "smallest alpha", "0.0573", min(exponents))]
     entries += [Entry("joint fit", "largest alpha", "0.0576", max(exponents))]
+    spread = 100 * (max(exponents) / min(exponents) - 1)
+    entries += [Entry("joint fit", "spread of alpha, %", "0.5", spread)]
     entries += [Entry("hinge", "rmse", "1.1e-3", fit_hinge(compute, loss["rope"]).rmse)]
     return entries
 

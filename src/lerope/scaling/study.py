@@ -1,20 +1,38 @@
-"""All estimates of what a method saves, from a table of losses."""
+"""All estimates of what a method saves, from a table of losses or from evaluated runs."""
 
 import csv
 import math
 import os
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from lerope.results import Multipliers
+from lerope.runs import provenance
 from lerope.scaling.compute import ladder_compute
-from lerope.scaling.fits import efficiency_gain, fit_hinge, fit_joint, fit_power_law
-from lerope.scaling.multipliers import Values, compute_multipliers
+from lerope.scaling.evaluated import Paths, check_baseline, default_baseline, read_study
+from lerope.scaling.fits import Hinge, PowerLaw, efficiency_gain, fit_hinge, fit_joint, fit_power_law
+from lerope.scaling.multipliers import Floats, compute_multipliers
 
 FLOORS = (0.0, 0.3, 0.5, 0.8, 1.0)
+PIECEWISE = "piecewise in ln C"
 
 
-def read_losses(path: str | os.PathLike[str]) -> tuple[list[float], dict[str, list[float]]]:
+@dataclass(frozen=True, kw_only=True)
+class Losses:
+    """Losses of methods at the same computes."""
+
+    rungs: list[str | None]
+    compute: list[float]
+    methods: dict[str, list[float]]
+    settings: dict[str, Any]
+    """Where the losses come from."""
+    notes: list[str] = field(default_factory=list)
+
+
+def read_losses(path: str | os.PathLike[str]) -> Losses:
     """Compute and losses of a CSV file: a column `rung` or `compute` (FLOPs), and one of losses in nats a method."""
     example = "the first line names the columns, for example: rung,rope,lerope"
     try:
@@ -37,39 +55,88 @@ def read_losses(path: str | os.PathLike[str]) -> tuple[list[float], dict[str, li
                 losses[name].append(float(row[name]))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}, line {number}: {error}".rstrip(".") + "; every cell must be filled.") from None
-    return compute, losses
+    rungs = [row.get("rung") for row in rows]
+    return Losses(rungs=rungs, compute=compute, methods=losses, settings={"table": Path(path).name})
 
 
-def study(compute: Values, losses: Mapping[str, Values], baseline: str = "rope") -> dict[str, Any]:
+def read_runs(paths: Paths, baseline: str | None = None, evaluation: str = "eval") -> Losses:
+    """The same of evaluated runs: each method's loss at each rung is its mean over the seeds that all methods have."""
+    study = read_study(paths, evaluation)
+    check_baseline(study, baseline or default_baseline(study))
+    if len(study) < 2:
+        raise ValueError(f"name runs of two rungs or more, or losses have no slope; got {', '.join(study)}.")
+    names = list(dict.fromkeys(method for methods in study.values() for method in methods))
+    for rung, methods in study.items():
+        for name in names:
+            if name not in methods:
+                raise ValueError(f"{name} has no run at {rung}; train and evaluate one, or leave {name} out.")
+    compute, losses, notes = [], {name: list[float]() for name in names}, []
+    for rung, methods in study.items():
+        seeds = set.intersection(*(set(runs) for runs in methods.values()))
+        every = set.union(*(set(runs) for runs in methods.values()))
+        if not seeds:
+            raise ValueError(f"methods at {rung} have no seed in common; train all with the same seeds.")
+        if every > seeds:
+            left_out = ", ".join(map(str, sorted(every - seeds)))
+            notes.append(f"{rung}: left out seeds that not every method has: {left_out}.")
+        compute.append(next(iter(methods[names[0]].values())).compute)
+        for name in names:
+            losses[name].append(float(np.mean([methods[name][seed].evaluation.loss for seed in sorted(seeds)])))
+    some = next(iter(next(iter(study.values()))[names[0]].values()))
+    settings = {"evaluation": evaluation, "data": some.run.identity["data"], **some.evaluation.settings}
+    return Losses(rungs=list(study), compute=compute, methods=losses, settings=settings, notes=notes)
+
+
+def study(losses: Losses, baseline: str | None = None) -> Multipliers:
     """Multipliers, efficiency gains and how far they depend on the fit, for every method against the baseline.
 
-    What needs more points than there are is left out.
+    What needs more points than there are is left out. The baseline is rope unless given, or the first method.
     """
-    if baseline not in losses:
-        raise ValueError(f"baseline must be one of {', '.join(losses)}; got {baseline!r}.")
-    points = len(compute)
-    others = [name for name in losses if name != baseline]
-    result: dict[str, Any] = {
-        "baseline": baseline,
-        "compute": [float(c) for c in compute],
-        "multipliers": {m: compute_multipliers(compute, losses[baseline], losses[m]).tolist() for m in others},
-    }
-    fits: dict[str, Any] = {}
-    if points >= 3:
-        fits["fitted"] = fit_power_law(compute, losses[baseline])
-        lowest = min(map(float, losses[baseline]))
-        fits |= {f"E = {e:g}": fit_power_law(compute, losses[baseline], e) for e in FLOORS if e < lowest}
-        fits["shared E"] = fit_joint(compute, losses).methods[baseline]
-    if points >= 4:
-        fits["hinge"] = fit_hinge(compute, losses[baseline])
-    result["fits"] = {
-        name: {
-            **{key: float(value) for key, value in vars(fit).items()},
-            "gains": {m: [_finite(g) for g in efficiency_gain(fit, compute, losses[m])] for m in others},
-        }
-        for name, fit in fits.items()
-    }
-    return result
+    methods, compute = losses.methods, losses.compute
+    baseline = baseline or ("rope" if "rope" in methods else next(iter(methods)))
+    if baseline not in methods:
+        raise ValueError(f"baseline must be one of {', '.join(methods)}; got {baseline!r}.")
+    others = [name for name in methods if name != baseline]
+    fits = _fits(losses, baseline)
+    gains: list[tuple[str, str, Floats]] = []
+    for name in others:
+        gains.append((name, PIECEWISE, compute_multipliers(compute, methods[baseline], methods[name])))
+        gains += [(name, estimator, efficiency_gain(fit, compute, methods[name])) for estimator, fit in fits.items()]
+    points = list(zip(losses.rungs, compute, strict=True))
+    return Multipliers(
+        settings=losses.settings,
+        provenance=provenance(),
+        baseline=baseline,
+        losses=[
+            {"rung": rung, "compute": c, "method": name, "loss": loss}
+            for name, values in methods.items()
+            for (rung, c), loss in zip(points, values, strict=True)
+        ],
+        multipliers=[
+            {"rung": rung, "compute": c, "method": name, "estimator": estimator, "multiplier": _finite(value)}
+            for name, estimator, values in gains
+            for (rung, c), value in zip(points, values, strict=True)
+        ],
+        fits=[
+            {"estimator": estimator, "parameter": parameter, "value": float(value)}
+            for estimator, fit in fits.items()
+            for parameter, value in vars(fit).items()
+        ],
+        notes=losses.notes,
+    )
+
+
+def _fits(losses: Losses, baseline: str) -> dict[str, PowerLaw | Hinge]:
+    """What the number of points allows."""
+    compute, loss = losses.compute, losses.methods[baseline]
+    fits: dict[str, PowerLaw | Hinge] = {}
+    if len(compute) >= 3:
+        fits["fitted"] = fit_power_law(compute, loss)
+        fits |= {f"E = {floor:g}": fit_power_law(compute, loss, floor) for floor in FLOORS if floor < min(loss)}
+        fits["shared E"] = fit_joint(compute, losses.methods).methods[baseline]
+    if len(compute) >= 4:
+        fits["hinge"] = fit_hinge(compute, loss)
+    return fits
 
 
 def _finite(value: float) -> float | None:

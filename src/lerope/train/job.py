@@ -19,7 +19,8 @@ from lerope.model import accounting, gpus
 from lerope.model.saved import save_model
 from lerope.model.spec import build_encoding
 from lerope.rotary.encodings import Encoding
-from lerope.runs import METRICS, read_records
+from lerope.results import Training
+from lerope.runs import METRICS, RESULTS, read_records, read_run
 from lerope.train.config import Recipe, Setup
 from lerope.train.metrics import Records, readable
 from lerope.train.parallel import Ranks, compiles, start_ranks
@@ -117,7 +118,7 @@ def _carry_out(trainer: Trainer, recipe: Recipe, run: RunDirectory, ranks: Ranks
 
         def finish() -> None:
             save_model(run.model, recipe.model, weights, frequencies, trainer.corpus.tokenizer_path)
-            run.write("results/training.json", _summary(run, recipe))
+            _summary(run, recipe).save(run.path / RESULTS / "training.json")
             run.finish()
 
         ranks.first(finish)
@@ -214,21 +215,22 @@ def _micro_batch_rows(recipe: Recipe, setup: Setup, ranks: Ranks) -> int:
     )
 
 
-def _summary(run: RunDirectory, recipe: Recipe) -> dict[str, object]:
+def _summary(run: RunDirectory, recipe: Recipe) -> Training:
     """What `results/training.json` says."""
     steps = [record for record in read_records(run.path / METRICS) if "loss" in record]
     seconds = sum(record["seconds"] for record in steps)
-    return {
-        "kind": "training",
-        "steps": recipe.steps,
-        "tokens": recipe.steps * recipe.batch_tokens,
-        "loss": steps[-1]["loss"],
-        "validation_loss": last_validation_loss(run),
-        "seconds": seconds,
-        "wait_share": sum(record["wait_seconds"] for record in steps) / seconds,
-        "peak_memory_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
-        "provenance": provenance(),
-    }
+    return Training(
+        run=read_run(run.path).label,
+        settings={},
+        provenance=provenance(),
+        num_steps=recipe.steps,
+        num_tokens=recipe.steps * recipe.batch_tokens,
+        loss=steps[-1]["loss"],
+        validation_loss=last_validation_loss(run),
+        seconds=seconds,
+        wait_share=sum(record["wait_seconds"] for record in steps) / seconds,
+        peak_memory_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+    )
 
 
 def _say(ranks: Ranks, text: str) -> None:

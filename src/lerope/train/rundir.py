@@ -73,12 +73,6 @@ class RunDirectory:
         content = {name: getattr(run, name) for name in ("identity", "finished", "created", "starts")}
         write_whole(self.path / RUN, json.dumps(content, indent=1))
 
-    def write(self, name: str, content: dict[str, Any]) -> None:
-        """Writes a JSON file below the run directory, whole or not at all."""
-        path = self.path / name
-        path.parent.mkdir(exist_ok=True)
-        write_whole(path, json.dumps(content, indent=1))
-
     def rewind(self, step: int) -> None:
         """Drops records after `step`: the run goes on from there and writes them again."""
         for name in (METRICS, FREQUENCIES):

@@ -1,0 +1,1 @@
+"""Tables, figures and the page, drawn from result files alone. No torch."""

@@ -1,0 +1,119 @@
+"""Everything that run directories hold, gathered for tables, figures and the page.
+
+What cannot be read becomes a note: a report about eleven runs is worth having when the twelfth is damaged.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from lerope.results import Comparison, Multipliers, Result, load_result
+from lerope.runs import FREQUENCIES, METRICS, RESULTS, RUN, Run, read_records, read_run
+from lerope.scaling.compare import compare
+from lerope.scaling.study import read_runs, study
+
+Kind = TypeVar("Kind", bound=Result)
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """One run and its results by file name without ending: `eval`, `needle`, `extrapolation`, ..."""
+
+    run: Run
+    results: dict[str, Result]
+
+    def result(self, kind: type[Kind], stem: str | None = None) -> Kind | None:
+        """The result of this kind, or the one in a file of this name; None if it is not there."""
+        for name, result in self.results.items():
+            if isinstance(result, kind) and stem in (None, name):
+                return result
+        return None
+
+    def arrays(self, stem: str) -> Arrays:
+        """The long arrays beside a result; nothing if they are missing."""
+        try:
+            return load_file(self.run.path / RESULTS / f"{stem}.safetensors")
+        except (OSError, SafetensorError):
+            return {}
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """Records of training: steps and validations."""
+        return list(read_records(self.run.path / METRICS))
+
+    @cached_property
+    def frequencies(self) -> list[dict[str, Any]]:
+        """Records of the frequencies through training; one for an encoding that does not learn."""
+        return list(read_records(self.run.path / FREQUENCIES))
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The runs of a report and what they come to together."""
+
+    runs: list[RunFiles]
+    comparison: Comparison | None = None
+    multipliers: Multipliers | None = None
+    notes: list[str] = field(default_factory=list)
+    """What could not be read or compared, in a sentence each."""
+
+
+def collect(paths: Sequence[Path]) -> Bundle:
+    """Reads runs, or all runs in folders.
+
+    Args:
+        paths: run directories, or folders that hold some, at any depth.
+    """
+    notes: list[str] = []
+    runs = [_read(path, notes) for path in dict.fromkeys(found for path in paths for found in _find(path))]
+    whole = [run for run in runs if run is not None]
+    if not whole:
+        named = ", ".join(map(str, paths)) or "nothing"
+        raise ValueError(f"{named} holds no run; name run directories or a folder of them.")
+    finished = [files.run.path for files in whole if files.run.finished and "eval" in files.results]
+    comparison = multipliers = None
+    methods = {files.run.recipe["encoding"] for files in whole}
+    if len(finished) > 1 and len(methods) > 1:
+        try:
+            comparison = compare(finished)
+        except ValueError as error:
+            notes.append(f"The runs are not compared: {error}")
+        if len({files.run.recipe["rung"] for files in whole}) > 1:
+            try:
+                multipliers = study(read_runs(finished))
+            except ValueError as error:
+                notes.append(f"There are no compute multipliers: {error}")
+    return Bundle(whole, comparison, multipliers, notes)
+
+
+def _find(path: Path) -> Iterator[Path]:
+    """A run directory itself, or those below a folder."""
+    if (path / RUN).is_file():
+        yield path
+    elif path.is_dir():
+        for inner in sorted(path.iterdir()):
+            if inner.is_dir() and not inner.name.startswith("."):
+                yield from _find(inner)
+
+
+def _read(path: Path, notes: list[str]) -> RunFiles | None:
+    try:
+        run = read_run(path)
+    except ValueError as error:
+        notes.append(str(error))
+        return None
+    results: dict[str, Result] = {}
+    for file in sorted((path / RESULTS).glob("*.json")):
+        try:
+            results[file.stem] = load_result(file)
+        except ValueError as error:
+            notes.append(str(error))
+    return RunFiles(run, results)
