@@ -381,7 +381,8 @@ class Needle(RunResult):
     """`lerope needle`: values that a run finds among distractors, or far away.
 
     Beside it in .safetensors, one entry a prompt: `length`, `num_distractors`, `depth`, `sample`, `outcome` (0 other,
-    1 gold, 2 a distractor), `gold_log_probability`, `margin`, `worst_margin`. Where settings are equal the prompts are the same.
+    1 gold, 2 a distractor), `gold_log_probability`, `margin`, `worst_margin`. Where settings are equal the prompts are
+    the same.
     """
 
     kind: ClassVar[str] = "needle"

@@ -1,0 +1,144 @@
+"""lerope compare: whether encodings differ by more than noise."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import Positional, arg
+
+if TYPE_CHECKING:
+    from lerope.results import Comparison
+
+
+def compare(
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...", help_behavior_hint="")],
+    *,
+    baseline: Annotated[str | None, arg(metavar="METHOD", help_behavior_hint="")] = None,
+    reference: Annotated[str | None, arg(metavar="METHOD", help_behavior_hint="")] = None,
+    evaluation: str = "eval",
+    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
+    json_: Annotated[bool, arg(name="json")] = False,
+) -> None:
+    """Compare evaluated runs, paired by seed and document, with intervals that say how much is noise.
+
+    Example: lerope compare runs/52M-rope-4* runs/52M-lerope-4*
+
+    Args:
+        runs: finished run directories that `lerope eval` has scored, of one rung or several.
+        baseline: The method that others are held against; rope, or the first, unless given.
+        reference: The method whose gain counts as 100 %; lerope, or the first but the baseline, unless given.
+        evaluation: Which evaluation to compare: a file of each run's folder results, without its .json.
+        out: Also save the comparison as JSON here.
+        json_: Print JSON.
+    """
+    from lerope.scaling.compare import compare as carry_out
+
+    found = carry_out(runs, baseline, reference, evaluation)
+    if out is not None:
+        found.save(out)
+    print(json.dumps(found.as_dict(), indent=1)) if json_ else _show(found)
+
+
+def _show(found: "Comparison") -> None:
+    console = Console(highlight=False)
+    for rung in dict.fromkeys(effect["rung"] for effect in found.effects):
+        _show_losses(console, found, rung)
+        _show_effects(console, found, rung)
+        if any(gain["rung"] == rung for gain in found.gains):
+            _show_gains(console, found, rung)
+        _show_positions(console, found, rung)
+    if found.multipliers:
+        _show_multipliers(console, found)
+    for note in found.notes:
+        console.print(f"note: {note}")
+    for effect in found.effects:
+        console.print(f"{effect['rung']}: {effect['verdict']}")
+
+
+def _show_losses(console: Console, found: "Comparison", rung: str) -> None:
+    losses = [loss for loss in found.losses if loss["rung"] == rung]
+    seeds = sorted({loss["seed"] for loss in losses})
+    first = next(effect for effect in found.effects if effect["rung"] == rung)
+    size = f"{first['num_documents']:,} documents, {first['num_tokens']:,} tokens"
+    console.print(f"{rung}: nats per token over {size}")
+    table = _table("method", *(f"seed {seed}" for seed in seeds), "mean")
+    for method in dict.fromkeys([found.baseline, *(loss["method"] for loss in losses)]):
+        own = {loss["seed"]: loss["loss"] for loss in losses if loss["method"] == method}
+        cells = [f"{own[seed]:.4f}" if seed in own else "" for seed in seeds]
+        table.add_row(method, *cells, f"{sum(own.values()) / len(own):.4f}")
+    console.print(table)
+
+
+def _show_effects(console: Console, found: "Comparison", rung: str) -> None:
+    console.print(f"{rung}: difference to {found.baseline}, over the seeds that both have")
+    table = _table("method", "seeds", "difference", "95 % interval over", "low", "high")
+    for effect in found.effects:
+        if effect["rung"] == rung:
+            intervals = [
+                ("documents", effect["documents_low"], effect["documents_high"]),
+                ("seeds", effect["seeds_low"], effect["seeds_high"]),
+                ("both", effect["both_low"], effect["both_high"]),
+            ]
+            cells = [effect["method"], str(effect["num_seeds"]), f"{effect['difference']:+.4f}"]
+            for over, low, high in intervals:
+                if low is not None and high is not None:
+                    table.add_row(*cells, over, f"{low:+.4f}", f"{high:+.4f}")
+                    cells = ["", "", ""]
+    console.print(table)
+
+
+def _show_gains(console: Console, found: "Comparison", rung: str) -> None:
+    what = f"share of the gain of {found.reference} over {found.baseline}"
+    console.print(f"{rung}: {what}, with 95 % intervals over documents")
+    table = _table("method", "seeds", "in loss", "interval", "in perplexity", "interval")
+    for gain in found.gains:
+        if gain["rung"] == rung:
+            table.add_row(
+                gain["method"],
+                str(gain["num_seeds"]),
+                f"{gain['loss']:.1%}",
+                f"{gain['loss_low']:.1%} to {gain['loss_high']:.1%}",
+                f"{gain['perplexity']:.1%}",
+                f"{gain['perplexity_low']:.1%} to {gain['perplexity_high']:.1%}",
+            )
+    console.print(table)
+
+
+def _show_positions(console: Console, found: "Comparison", rung: str) -> None:
+    gaps = [gap for gap in found.by_position if gap["rung"] == rung]
+    methods = list(dict.fromkeys(gap["method"] for gap in gaps))
+    console.print(f"{rung}: difference to {found.baseline} by position, with standard errors over documents")
+    table = _table("positions", "tokens", *methods)
+    for start in dict.fromkeys(gap["start"] for gap in gaps):
+        row = [gap for gap in gaps if gap["start"] == start]
+        cells = [
+            f"{gap['difference']:+.4f}" + ("" if (error := gap["standard_error"]) is None else f"±{error:.4f}")
+            for gap in row
+        ]
+        table.add_row(f"{start:,} to {row[0]['stop'] - 1:,}", f"{row[0]['num_tokens']:,}", *cells)
+    console.print(table)
+
+
+def _show_multipliers(console: Console, found: "Comparison") -> None:
+    rungs = list(dict.fromkeys(point["rung"] or "" for point in found.multipliers))
+    console.print(f"compute at which {found.baseline} reaches the same loss, as a multiple (piecewise in ln C)")
+    table = _table("method", *rungs)
+    for method in dict.fromkeys(point["method"] for point in found.multipliers):
+        own = [point["multiplier"] for point in found.multipliers if point["method"] == method]
+        table.add_row(method, *("never" if value is None else f"{value:.4f}" for value in own))
+    console.print(table)
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(
+            heading, justify="left" if heading in ("method", "positions", "95 % interval over") else "right"
+        )
+    return table
+
+
+COMMAND = compare
