@@ -20,6 +20,7 @@ COMMANDS = {
     "ladder": ("lerope.cli.ladder", "run a study: the paper's by name, or one of your own"),
     "extrapolate": ("lerope.cli.extrapolate", "loss beyond the train length, for every way of stretching frequencies"),
     "needle": ("lerope.cli.needle", "whether a run finds values hidden in long text"),
+    "analyze": ("lerope.cli.analyze", "what a run learned: wavelengths, contributions of bands, gradients"),
     "demo": ("lerope.cli.demo", "the whole journey in minutes on a CPU"),
 }
 

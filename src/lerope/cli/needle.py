@@ -1,0 +1,202 @@
+"""lerope needle RUN ...: whether a run finds values that are hidden in text."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from tyro.conf import OmitArgPrefixes, Positional, arg
+
+from lerope.cli.stopping import leave, stoppable
+from lerope.evaluate.needle import Request
+
+if TYPE_CHECKING:
+    from lerope.evaluate.haystack import Haystacks, Prompt
+    from lerope.results import Needle, NeedleCell
+
+# Tokens of a shown prompt: all, or these many at its start, from before the gold needle on, and at its end.
+_SHOWN_TOKENS, _SHOWN_START, _SHOWN_BEFORE, _SHOWN_AFTER, _SHOWN_END = 400, 80, 40, 80, 80
+# Below this share of correct answers, rates say nothing.
+_FLOOR = 0.02
+
+
+def needle(
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...")],
+    *,
+    request: Annotated[Request, OmitArgPrefixes, arg(name="")] = Request(),  # noqa: B008
+    show: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
+    json_: Annotated[bool, arg(name="json")] = False,
+) -> None:
+    """Hide numbers under keys in English text and ask finished runs for one of them; the prompts are the same for all.
+
+    Example: lerope needle runs/52M-rope-42 runs/52M-lerope-42
+
+    One needle beyond the train length: lerope needle runs/52M-lerope-42 --to 32768 --method yarn
+
+    Read some prompts: lerope needle runs/52M-lerope-42 --show 3
+
+    On the GPUs of a machine: torchrun --nproc-per-node=8 -m lerope needle runs/217M-lerope-42
+
+    Args:
+        runs: finished run directories.
+        show: Print so many prompts and ask no model.
+        json_: Print JSON.
+    """
+    from lerope.evaluate.needle import needle as carry_out
+    from lerope.train.parallel import start_ranks
+
+    if not runs:
+        raise ValueError("name at least one run to test.")
+    if show is not None:
+        _show_prompts(runs[0], request, show)
+        return
+    with stoppable():
+        results = [carry_out(run, request) for run in runs]
+    if start_ranks(request.device).is_main:
+        if json_:
+            print(json.dumps([result.as_dict() for result in results], indent=1))
+        else:
+            _show(results)
+    leave(0)
+
+
+def _show_prompts(path: Path, request: Request, count: int) -> None:
+    from lerope.evaluate.needle import plan
+    from lerope.rotary.frequencies import check_count
+    from lerope.runs import finished_run
+
+    work = plan(finished_run(path), request)
+    number = min(check_count("show", count), len(work.places))
+    console = Console(highlight=False)
+    for index in range(number):
+        place = work.places[index * len(work.places) // number]
+        prompt = work.prompt(place)
+        others = f"{place.num_distractors} distractor{'s' * (place.num_distractors != 1)}"
+        title = f"{place.length:,} tokens, {others}, depth {place.depth:g}"
+        console.print(f"[bold]{title}, sample {place.sample}[/bold]")
+        console.print(escape(_readable(work.haystacks, prompt)), soft_wrap=True)
+        console.print(f"Answer:{escape(work.haystacks.tokenizer.decode(prompt.gold))}\n", soft_wrap=True)
+
+
+def _readable(haystacks: "Haystacks", prompt: "Prompt") -> str:
+    """The text of a prompt; of a long one its start, what is around the gold needle, and its end."""
+    spans = [(0, len(prompt.tokens))]
+    if len(prompt.tokens) > _SHOWN_TOKENS:
+        around = (max(0, prompt.gold_start - _SHOWN_BEFORE), prompt.gold_start + _SHOWN_AFTER)
+        spans = [(0, _SHOWN_START), around, (len(prompt.tokens) - _SHOWN_END, len(prompt.tokens))]
+    merged: list[tuple[int, int]] = []
+    for start, stop in spans:
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], min(max(stop, merged[-1][1]), len(prompt.tokens)))
+        else:
+            merged.append((start, stop))
+    return " [...] ".join(haystacks.tokenizer.decode(prompt.tokens[start:stop]).strip() for start, stop in merged)
+
+
+def _show(results: list["Needle"]) -> None:
+    console = Console(highlight=False)
+    settings = results[0].settings
+    if "method" in settings:
+        kind = f"Needles up to {settings['to']:,} tokens by {settings['method']}"
+    else:
+        kind = f"Needles within {settings['train_length']:,} tokens"
+    prompts = f"{settings['samples']} prompt{'s' * (settings['samples'] != 1)} a depth"
+    title = f"{kind}, {prompts}, in {settings['filler']}"
+    console.print(escape(title), style="bold", soft_wrap=True)
+    meanings: dict[str, list[str]] = {}
+    for result in results:
+        name = result.run["name"]
+        console.print(f"\n{escape(name)}", style="italic", soft_wrap=True)
+        console.print(_totals(result))
+        console.print(f"{'Margin' if _at_floor(result) else 'Exact match in %'} by depth")
+        console.print(_map(result))
+        meanings.setdefault(_meaning(result), []).append(name)
+    notes = [*_notes(results[0]), *(f"{', '.join(names)}: {meaning}" for meaning, names in meanings.items())]
+    for note in notes:
+        console.print(escape(note), soft_wrap=True)
+
+
+def _totals(result: "Needle") -> Table:
+    """All depths together, a row for each length and number of distractors."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in (_kinds(result), "exact match", "95 %", "distractor", "nats", "margin"):
+        table.add_column(heading, justify="right")
+    for total in result.totals:
+        error = "" if total["margin_error"] is None else f" ± {total['margin_error']:.2f}"
+        table.add_row(
+            _kind(result, total),
+            f"{total['rate']:.1%}",
+            f"{100 * total['low']:.1f} to {total['high']:.1%}",
+            f"{total['distractor_rate']:.1%}",
+            f"{abs(total['gold_log_probability']):.2f}",
+            f"{total['margin']:+.2f}{error}",
+        )
+    return table
+
+
+def _map(result: "Needle") -> Table:
+    """Exact match, or at the floor the margin, by depth; a column for each length and number of distractors."""
+    floor = _at_floor(result)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(f"depth \\ {_kinds(result)}", justify="right")
+    for total in result.totals:
+        table.add_column(_kind(result, total), justify="right", min_width=5)
+    for depth in result.settings["depths"]:
+        cells = [cell for cell in result.cells if cell["depth"] == depth]
+        shown = (f"{cell['margin']:+.2f}" if floor else f"{100 * cell['rate']:.0f}" for cell in cells)
+        table.add_row(f"{depth:g}", *shown)
+    return table
+
+
+def _kinds(result: "Needle") -> str:
+    """What tells the kinds of prompts of a result apart."""
+    several = len({total["num_distractors"] for total in result.totals}) > 1
+    return "distractors" if "method" not in result.settings else "tokens, distractors" if several else "tokens"
+
+
+def _kind(result: "Needle", cell: "NeedleCell") -> str:
+    values = {"tokens": f"{cell['length']:,}", "distractors": str(cell["num_distractors"])}
+    return ", ".join(values[name] for name in _kinds(result).split(", "))
+
+
+def _notes(result: "Needle") -> list[str]:
+    found = []
+    for length in dict.fromkeys(each["length"] for each in result.left_out):
+        numbers = [str(each["num_distractors"]) for each in result.left_out if each["length"] == length]
+        found.append(f"Left out, because they do not fit in {length:,} tokens: {', '.join(numbers)} distractors.")
+    num_filler_tokens = result.settings["num_filler_tokens"]
+    if num_filler_tokens < max(total["length"] for total in result.totals):
+        found.append(f"The filler has {num_filler_tokens:,} tokens: longer haystacks repeat sentences.")
+    return found
+
+
+def _at_floor(result: "Needle") -> bool:
+    num_samples = sum(total["num_samples"] for total in result.totals)
+    return sum(total["num_correct"] for total in result.totals) < _FLOOR * num_samples
+
+
+def _meaning(result: "Needle") -> str:
+    """What the numbers say, in one sentence."""
+    first, last = result.totals[0], result.totals[-1]
+    if _at_floor(result):
+        clear = [t for t in result.totals if t["margin_error"] is not None and t["margin"] > 3 * t["margin_error"]]
+        return (
+            "at the floor, too small or trained too little to copy seven digits; compare margins, where chance is 0 "
+            f"and these are {'clearly' if clear else 'not clearly'} above."
+        )
+    wrong = [total["distractor_rate"] > total["other_rate"] for total in result.totals if total["rate"] < 1]
+    change = f"exact match is {first['rate']:.1%}"
+    if first["length"] != last["length"]:
+        change += f" at {first['length']:,} tokens and {last['rate']:.1%} at {last['length']:,}"
+    elif first is not last:
+        change += f" with {first['num_distractors']} and {last['rate']:.1%} with {last['num_distractors']} distractors"
+    if not wrong:
+        return f"{change}."
+    kind = "another key's value" if all(wrong) else "no key's value" if not any(wrong) else "sometimes another key's"
+    return f"{change}; a wrong answer is mostly {kind}."
+
+
+COMMAND = needle

@@ -1,0 +1,309 @@
+"""The needle test of a run: many keys within the train length, or one needle far beyond it."""
+
+import hashlib
+import json
+import math
+import re
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
+
+from lerope.data.files import locked
+from lerope.data.shards import TOKENIZER
+from lerope.data.tokenizer import Tokenizer
+from lerope.evaluate.answers import DISTRACTOR, GOLD, OTHER, Floats, Place, ask_all
+from lerope.evaluate.filler import load_filler
+from lerope.evaluate.haystack import Haystacks, Prompt
+from lerope.evaluate.scorer import Scorer, Stretch
+from lerope.model.accounting import Precision
+from lerope.model.saved import load_model
+from lerope.results import Needle, NeedleCell, NeedleLeftOut
+from lerope.rotary.extension import Method
+from lerope.rotary.frequencies import check_choice, check_count, check_number
+from lerope.runs import RESULTS, Run, finished_run, provenance
+from lerope.train.parallel import start_ranks
+
+DISTRACTORS = (1, 3, 7, 15, 31)
+DEPTHS = tuple(tenth / 10 for tenth in range(11))
+
+# Tokens that go through the model at once. A CPU gains nothing from more; a GPU of 24 GB can hold this many.
+_BATCH_TOKENS = {"cpu": 8192, "cuda": 32768}
+_NORMAL_95 = 1.959963984540054
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Which prompts to ask a run, and how; all of it but the device and the batch is part of the result."""
+
+    samples: int = 100
+    """Prompts for each number of distractors and depth."""
+    distractors: tuple[int, ...] | None = None
+    """Numbers of other needles in a prompt; 1 3 7 15 31, and with --to none (0), unless given."""
+    depths: tuple[float, ...] = DEPTHS
+    """Where the needle that is asked for lies, from 0, the start, to 1, the end."""
+    to: int | None = None
+    """Test lengths beyond training instead: the train length, doubled again and again up to this many tokens."""
+    method: Method | None = None
+    """How frequencies adapt to these lengths; yarn unless given."""
+    temperature: float = 0.1
+    """Of yarn and dominant_band: logits grow with (temperature ln(length / train length) + 1)^2."""
+    dominant_band: int | None = None
+    """The band that method dominant_band slows."""
+    filler: str | None = None
+    """A file, folder or dataset of prose to hide needles in; Python's documentation unless given."""
+    seed: int = 0
+    """Another one makes other prompts."""
+    precision: Precision = "float32"
+    """float32 is the reference; bf16 is faster on a GPU and rounds."""
+    device: str = "auto"
+    """cuda, cuda:1 or cpu; auto takes a GPU if there is one."""
+    batch_tokens: int | None = None
+    """Tokens that go through the model at once, on each rank; as many as are useful unless given."""
+
+    def __post_init__(self) -> None:
+        check_count("samples", self.samples)
+        for field in ("to", "batch_tokens"):
+            if getattr(self, field) is not None:
+                check_count(field, getattr(self, field))
+        for name, values in (("distractors", self.num_distractors), ("depths", self.depths)):
+            if not values or len(set(values)) < len(values):
+                raise ValueError(f"{name} must be different numbers, at least one; got {list(values)}.")
+        if min(self.num_distractors) < 0:
+            raise ValueError(f"distractors must be 0 or more; got {min(self.num_distractors)}.")
+        for depth in self.depths:
+            if not 0 <= check_number("depths", depth) <= 1:
+                raise ValueError(f"depths must be 0 to 1; got {depth}.")
+        if self.method is not None:
+            check_choice("method", self.method, Method)
+            if self.to is None:
+                raise ValueError(f"method {self.method} acts beyond the train length; say how far with --to.")
+        if (self.dominant_band is None) == (self.method == "dominant_band"):
+            raise ValueError("dominant_band and method dominant_band belong together; give both or neither.")
+        if check_number("temperature", self.temperature) < 0:
+            raise ValueError(f"temperature must be 0 or more; got {self.temperature}.")
+
+    @property
+    def num_distractors(self) -> tuple[int, ...]:
+        """The numbers of distractors, as given or usual."""
+        if self.distractors is None:
+            return DISTRACTORS if self.to is None else (0,)
+        return self.distractors
+
+    def lengths(self, train_length: int) -> list[int]:
+        """Tokens of prompt and answer."""
+        if self.to is None:
+            return [train_length]
+        if self.to < train_length:
+            raise ValueError(f"to must be at least the train length of {train_length:,}; got {self.to:,}.")
+        found = [train_length]
+        while found[-1] < self.to:
+            found.append(min(2 * found[-1], self.to))
+        return found
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The prompts of a request to a run."""
+
+    haystacks: Haystacks
+    places: list[Place]
+    left_out: list[NeedleLeftOut]
+
+    def prompt(self, place: Place) -> Prompt:
+        """The prompt at these coordinates."""
+        return self.haystacks.prompt(*place)
+
+    def fingerprint(self) -> str:
+        """A hash of the first prompt of each kind: where it is equal, so are all prompts."""
+        digest = hashlib.sha256()
+        for place in self.places:
+            if place.sample == 0:
+                prompt = self.prompt(place)
+                digest.update(np.concatenate([prompt.tokens, prompt.gold]).astype("<u4").tobytes())
+        return digest.hexdigest()
+
+
+def plan(run: Run, request: Request) -> Plan:
+    """Finds out which prompts there are; kinds whose needles do not fit are left out."""
+    tokenizer = Tokenizer(run.path / "model" / TOKENIZER, run.recipe["model"]["vocab_size"])
+    haystacks = Haystacks(tokenizer, load_filler(request.filler), request.seed)
+    places: list[Place] = []
+    left_out: list[NeedleLeftOut] = []
+    lengths = request.lengths(int(run.recipe["row_length"]))
+    for length in lengths:
+        for number in request.num_distractors:
+            if not haystacks.fits(length, number):
+                left_out.append({"length": length, "num_distractors": number})
+                continue
+            places += [Place(length, number, depth, i) for depth in request.depths for i in range(request.samples)]
+    if not places:
+        fewest = min(request.num_distractors)
+        raise ValueError(
+            f"{fewest} distractors do not fit in {lengths[-1]:,} tokens, the rows of {run.path}; name fewer with "
+            "--distractors, or train longer rows."
+        )
+    return Plan(haystacks, places, left_out)
+
+
+def needle(path: Path, request: Request | None = None) -> Needle:
+    """Tests a finished run and leaves `results/needle.json`, with `to` `needle-long.json`, and each prompt's outcome.
+
+    Asked again the same, it returns what is there. The file of another filler or method than the usual has it in its
+    name.
+    """
+    request = request or Request()
+    ranks = start_ranks(request.device)
+    run = ranks.together(lambda: finished_run(path))
+    work = ranks.together(lambda: plan(run, request))
+    settings = _settings(run, request, work)
+    results = run.path / RESULTS
+    file = results / f"{_stem(request, work)}.json"
+    with ExitStack() as held:
+        ranks.first(lambda: held.enter_context(locked(results)))
+        found = ranks.first(lambda: _finished(file, run, settings))
+        if found is not None:
+            return found
+        scorer = Scorer(
+            load_model(run.path),
+            train_length=int(run.recipe["row_length"]),
+            device=ranks.device,
+            precision=request.precision,
+            stretch=_stretch(request),
+        )
+        partial = results / f".{file.stem}-{_digest(run, settings)}.partial"
+        records = ask_all(
+            scorer,
+            work.prompt,
+            work.places,
+            ranks=ranks,
+            partial=partial,
+            label=f"{run.name}, needles",
+            batch_tokens=request.batch_tokens or _BATCH_TOKENS[ranks.device.type],
+        )
+
+        def finish() -> Needle:
+            result = _summarise(run, settings, work, records, file)
+            partial.unlink()
+            return result
+
+        return ranks.first(finish)
+
+
+def wilson(count: int, total: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a rate of `count` in `total`."""
+    z2 = _NORMAL_95**2
+    middle = (count + z2 / 2) / (total + z2)
+    half = _NORMAL_95 / (total + z2) * math.sqrt(count * (total - count) / total + z2 / 4)
+    return (0.0 if count == 0 else middle - half), (1.0 if count == total else middle + half)
+
+
+def _settings(run: Run, request: Request, work: Plan) -> dict[str, Any]:
+    beyond: dict[str, Any] = {}
+    if (stretch := _stretch(request)) is not None:
+        beyond = {"to": request.to, **vars(stretch)}
+    return {
+        "train_length": int(run.recipe["row_length"]),
+        "samples": request.samples,
+        "distractors": list(request.num_distractors),
+        "depths": list(request.depths),
+        **beyond,
+        "filler": work.haystacks.filler.name,
+        "filler_fingerprint": work.haystacks.filler.fingerprint,
+        "num_filler_tokens": work.haystacks.num_filler_tokens,
+        "tokenizer_sha256": work.haystacks.tokenizer.sha256,
+        "seed": request.seed,
+        "prompts": work.fingerprint(),
+        "precision": request.precision,
+    }
+
+
+def _stretch(request: Request) -> Stretch | None:
+    if request.to is None:
+        return None
+    method = request.method or "yarn"
+    temperature = request.temperature if method in ("yarn", "dominant_band") else 0.0
+    return Stretch(method=method, temperature=temperature, dominant_band=request.dominant_band)
+
+
+def _stem(request: Request, work: Plan) -> str:
+    parts = ["needle"]
+    parts += ["long"] * (request.to is not None)
+    if request.method not in (None, "yarn"):
+        parts.append(str(request.method))
+    if request.filler is not None:
+        parts.append(re.sub(r"[^A-Za-z0-9.]+", "-", work.haystacks.filler.name).strip("-.")[:60])
+    return "-".join(parts)
+
+
+def _digest(run: Run, settings: dict[str, Any]) -> str:
+    """Names the work that a partial file belongs to."""
+    return hashlib.sha256(json.dumps([run.label, settings]).encode()).hexdigest()[:16]
+
+
+def _finished(file: Path, run: Run, settings: dict[str, Any]) -> Needle | None:
+    """The result of the same request to the same run, if it is there and whole."""
+    try:
+        found = Needle.load(file)
+    except ValueError:
+        return None
+    same = found.settings == settings and found.run == run.label and file.with_suffix(".safetensors").is_file()
+    return found if same else None
+
+
+def _summarise(run: Run, settings: dict[str, Any], work: Plan, records: Floats, file: Path) -> Needle:
+    """Writes the outcome of each prompt, then what they come to."""
+    columns: dict[str, npt.NDArray[Any]] = {
+        "length": np.array([place.length for place in work.places], np.int32),
+        "num_distractors": np.array([place.num_distractors for place in work.places], np.int32),
+        "depth": np.array([place.depth for place in work.places], np.float64),
+        "sample": np.array([place.sample for place in work.places], np.int32),
+        "outcome": records[:, 0].astype(np.uint8),
+        "gold_log_probability": np.ascontiguousarray(records[:, 1]),
+        "margin": np.ascontiguousarray(records[:, 2]),
+        "worst_margin": np.ascontiguousarray(records[:, 3]),
+    }
+    file.unlink(missing_ok=True)
+    save_file(columns, file.with_suffix(".safetensors"))
+    groups: dict[tuple[int, int, float | None], list[int]] = {}
+    for index, place in enumerate(work.places):
+        for depth in (place.depth, None):
+            groups.setdefault((place.length, place.num_distractors, depth), []).append(index)
+    cells = [_cell(*key, records[chosen]) for key, chosen in groups.items()]
+    result = Needle(
+        run=run.label,
+        settings=settings,
+        provenance=provenance(),
+        cells=[cell for cell in cells if cell["depth"] is not None],
+        totals=[cell for cell in cells if cell["depth"] is None],
+        left_out=work.left_out,
+    )
+    result.save(file)
+    return result
+
+
+def _cell(length: int, num_distractors: int, depth: float | None, records: Floats) -> NeedleCell:
+    number = len(records)
+    counts = [int((records[:, 0] == outcome).sum()) for outcome in (OTHER, GOLD, DISTRACTOR)]
+    low, high = wilson(counts[GOLD], number)
+    margins = records[:, 2].astype(np.float64)
+    return {
+        "length": length,
+        "num_distractors": num_distractors,
+        "depth": depth,
+        "num_samples": number,
+        "num_correct": counts[GOLD],
+        "rate": counts[GOLD] / number,
+        "low": low,
+        "high": high,
+        "distractor_rate": counts[DISTRACTOR] / number,
+        "other_rate": counts[OTHER] / number,
+        "gold_log_probability": float(records[:, 1].mean(dtype=np.float64)),
+        "margin": float(margins.mean()),
+        "margin_error": float(margins.std(ddof=1) / math.sqrt(number)) if number > 1 else None,
+        "worst_margin": float(records[:, 3].mean(dtype=np.float64)),
+    }
