@@ -1,0 +1,140 @@
+"""lerope ladder STUDY --data DIR ...: a study's runs and measurements, started or gone on with."""
+
+import json
+import shlex
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import Positional, arg
+
+from lerope.cli.stopping import stoppable
+
+if TYPE_CHECKING:
+    from lerope.launch.study import Study
+
+
+def ladder(
+    study: Annotated[Positional[str | None], arg(metavar="[STUDY]", help_behavior_hint="")] = None,
+    *,
+    data: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
+    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
+    demo: bool = False,
+    steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
+    at_once: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
+    status: bool = False,
+    print_: Annotated[bool, arg(name="print")] = False,
+    json_: Annotated[bool, arg(name="json")] = False,
+) -> None:
+    """Train and measure every run of a study, several at once where there are several GPUs.
+
+    Without a study, lists those there are. Stopped at any moment, the same command goes on: finished runs stay, others
+    go on from their checkpoints. A run that fails leaves the others alone.
+
+    Example: lerope ladder seeds --data data/c4
+
+    In minutes on a laptop: lerope ladder main --data data/small --demo
+
+    For a cluster, a line for each run: lerope ladder main --data /shared/c4 --out /shared/main --print
+
+    Args:
+        study: a name from the list, or file.py:function or module:function of your own.
+        data: a folder that `lerope data prepare` wrote.
+        out: the folder of the run directories; studies/STUDY unless given, studies/STUDY-demo with --demo.
+        demo: The same study in small: data with a vocabulary of 2,048, models of the rung demo, few steps.
+        steps: steps of every run; with --demo, those of the largest rung.
+        at_once: how many runs at once; one on each GPU, or one on a CPU, unless given.
+        status: Show how far the runs are, and start nothing.
+        print_: Print the commands, one line a run in an order in which they can run, and start nothing.
+        json_: Print the list, or the status, as JSON.
+    """
+    from lerope.launch.local import carry_out, places
+    from lerope.launch.recipes import study_named
+
+    if study is None:
+        _list(json_)
+        return
+    chosen = sized(study_named(study), demo, steps)
+    out = out or Path("studies") / (f"{chosen.name}-demo" if demo else chosen.name)
+    if status:
+        _status(chosen, out, json_)
+        return
+    if data is None:
+        size = " --vocab-size 2048" if demo else ""
+        example = f"lerope data prepare {'python:' if demo else chosen.source}{size} --out data/my-text"
+        raise ValueError(f"data must name prepared text, as `{example}` makes it; got none.")
+    if print_:
+        for run in chosen.runs:
+            print(" && ".join(shlex.join(["lerope", *command]) for command in run.commands(data, out)))
+        return
+    _check(chosen, data)
+    with stoppable(), redirect_stdout(sys.stderr if json_ else sys.stdout):
+        failed = carry_out(chosen, data, out, places(at_once))
+    _status(chosen, out, json_)
+    if failed:
+        print(f"{len(failed)} of {len(chosen.runs)} runs failed; their logs are in {out / 'logs'}.", file=sys.stderr)
+        sys.exit(1)
+
+
+def sized(study: "Study", demo: bool, steps: int | None) -> "Study":
+    """A study as it is, in small, or with another number of steps."""
+    from lerope.launch.study import DEMO_STEPS, shortened
+    from lerope.launch.study import demo as in_small
+
+    if steps is not None and steps < 1:
+        raise ValueError(f"steps must be a positive whole number; got {steps}.")
+    if demo:
+        return in_small(study, steps or DEMO_STEPS)
+    return study if steps is None else shortened(study, steps)
+
+
+def _check(study: "Study", data: Path) -> None:
+    """Raises before anything is started if the data does not fit the models."""
+    from lerope.data.shards import Corpus
+
+    found = Corpus(data, verify="sizes").manifest.vocab_size
+    for run in study.runs:
+        wanted = run.recipe(Path()).model.vocab_size
+        if wanted != found:
+            raise ValueError(
+                f"{data} has a vocabulary of {found:,}, but {run.name} is a model for {wanted:,}; prepare the data "
+                f"with --vocab-size {wanted}."
+            )
+
+
+def _list(as_json: bool) -> None:
+    from lerope.launch.recipes import STUDIES
+
+    studies = [make() for make in STUDIES.values()]
+    if as_json:
+        rows = [{"study": s.name, "asks": s.sentence, "num_runs": len(s.runs), "data": s.source} for s in studies]
+        print(json.dumps(rows, indent=1))
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("Study", "Runs", "Asks", "Data"):
+        table.add_column(heading, justify="right" if heading == "Runs" else "left")
+    for study in studies:
+        table.add_row(study.name, str(len(study.runs)), study.sentence, study.source)
+    Console(highlight=False).print(table)
+
+
+def _status(study: "Study", out: Path, as_json: bool) -> None:
+    from lerope.launch.local import status
+
+    rows = [status(run, out) for run in study.runs]
+    if as_json:
+        print(json.dumps([vars(row) for row in rows], indent=1))
+        return
+    table = Table(title=f"{study.name}: {study.sentence}", title_justify="left")
+    for heading in ("run", "state", "step", "validation loss"):
+        table.add_column(heading, justify="left" if heading in ("run", "state") else "right")
+    for row in rows:
+        loss = "" if row.validation_loss is None else f"{row.validation_loss:.4f}"
+        table.add_row(row.name, row.state, f"{row.step:,}/{row.steps:,}", loss)
+    Console(highlight=False).print(table)
+
+
+COMMAND = ladder

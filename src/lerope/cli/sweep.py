@@ -1,0 +1,113 @@
+"""lerope sweep RUNG --data DIR ...: the learning rate of a rung, for each encoding on its own."""
+
+import json
+import os
+import sys
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import OmitArgPrefixes, Positional, arg
+
+from lerope.cli.stopping import stoppable
+from lerope.cli.train import Changes
+from lerope.train.config import LEARNING_RATE_INDEX, Setup
+
+if TYPE_CHECKING:
+    from lerope.results import Sweep
+
+
+def sweep(
+    rung: Positional[str],
+    *,
+    data: Path,
+    encodings: tuple[str, ...] = ("rope", "prope", "lerope"),
+    seed: int = 42,
+    start: Annotated[int | Literal["cold"] | None, arg(metavar="INDEX|cold", help_behavior_hint="")] = None,
+    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
+    previous: Annotated[tuple[Path, ...], arg(metavar="DIR...", help_behavior_hint="")] = (),
+    extrapolate: Annotated[tuple[str, ...], arg(metavar="RUNG...", help_behavior_hint="")] = (),
+    json_: Annotated[bool, arg(name="json")] = False,
+    changes: Annotated[Changes, OmitArgPrefixes, arg(name="")] = Changes(),  # noqa: B008
+    setup: Annotated[Setup, OmitArgPrefixes, arg(name="")] = Setup(),  # noqa: B008
+) -> None:
+    """Search the best learning rate on the grid 2^(-index/2) until worse ones lie on both sides.
+
+    Three runs an encoding if the first guess is right. Stopped at any moment, the same command goes on and repeats no
+    finished run.
+
+    Example: lerope sweep 52M --data data/c4 --encodings rope lerope
+
+    What larger rungs need: lerope sweep 608M --data data/c4 --previous sweeps/52M sweeps/217M --extrapolate 1.34B 2.52B
+
+    Args:
+        rung: demo, 19M, 52M, 217M, 608M, 1.34B or 2.52B.
+        data: a folder that `lerope data prepare` wrote.
+        encodings: what to search a learning rate for; see `lerope train --help`.
+        seed: of all runs.
+        start: the index to try first, or cold for a search without a guess; the one that --previous predicts, or else
+            the paper's, unless given.
+        out: the folder of the runs; sweeps/RUNG unless given.
+        previous: folders of sweeps of other rungs.
+        extrapolate: rungs to predict the index of, from this sweep and the previous ones.
+        json_: Print JSON.
+    """
+    from lerope.launch.sweep import SWEEP, predict, training
+    from lerope.launch.sweep import sweep as search
+    from lerope.model.config import rung as model_of
+    from lerope.results import Sweep
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("a sweep trains in one process; start it without torchrun.")
+    for name in (rung, *extrapolate):
+        model_of(name)
+    if extrapolate and not previous:
+        raise ValueError("previous must name sweeps of other rungs for --extrapolate; got none.")
+    earlier = [Sweep.load(folder / SWEEP) for folder in previous]
+    given: dict[str, Any] = {name: value for name, value in vars(changes).items() if value is not None}
+    if setup.device == "cpu":
+        given.setdefault("precision", "float32")
+    settings, objective = training(rung, data, seed, given, setup)
+    guess: int | Literal["cold"] = LEARNING_RATE_INDEX[rung] if start is None else start
+    if start is None and (predicted := predict(earlier, [rung])):
+        guess = predicted[0]["index"]
+    out = out or Path("sweeps") / rung
+    with stoppable(), redirect_stdout(sys.stderr if json_ else sys.stdout):
+        found = search(out, settings, encodings, None if guess == "cold" else guess, objective, _say)
+    if extrapolate:
+        found = replace(found, predictions=predict([*earlier, found], extrapolate))
+        found.save(out / SWEEP)
+    print(json.dumps(found.as_dict(), indent=1)) if json_ else _show(found)
+
+
+def _say(text: str) -> None:
+    Console(highlight=False, soft_wrap=True).print(f"[bold]{text}[/bold]")
+
+
+def _show(found: "Sweep") -> None:
+    console = Console(highlight=False)
+    table = Table(title=f"Best learning rates of {found.settings['rung']}", title_justify="left")
+    for heading in ("encoding", "index", "learning rate", "loss", "at larger rate", "at smaller rate", "runs"):
+        table.add_column(heading, justify="left" if heading == "encoding" else "right")
+    for best in found.optima:
+        losses = (best["loss"], best["loss_at_larger_rate"], best["loss_at_smaller_rate"])
+        cells = ("diverged" if loss is None else f"{loss:.4f}" for loss in losses)
+        table.add_row(
+            best["encoding"], str(best["index"]), f"{best['learning_rate']:.3e}", *cells, str(best["num_runs"])
+        )
+    console.print(table)
+    if not found.predictions:
+        return
+    table = Table(title="Predicted", title_justify="left")
+    for heading in ("encoding", "rung", "index", "learning rate", "rate ~ N^"):
+        table.add_column(heading, justify="left" if heading in ("encoding", "rung") else "right")
+    for each in found.predictions:
+        rate = f"{each['learning_rate']:.3e}"
+        table.add_row(each["encoding"], each["rung"], str(each["index"]), rate, f"{each['slope']:.2f}")
+    console.print(table)
+
+
+COMMAND = sweep

@@ -1,0 +1,1 @@
+"""Many runs: searches for a learning rate, and studies."""

@@ -1,0 +1,108 @@
+"""The paper's studies by name. Copy one, change it, and run yours with `lerope ladder my_study.py:my_study`."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from lerope.launch.study import FROZEN, PlannedRun, Study, grid, measured, own_study
+
+RUNGS = ("52M", "217M", "608M", "1.34B", "2.52B")
+ENCODINGS = ("rope", "prope", "lerope")
+SEEDS = (42, 43, 44)
+LENGTHS = (4096, 8192)
+
+
+def main() -> Study:
+    """The paper's table of perplexities, from which compute multipliers come."""
+    return Study(name="main", sentence="Does LeRoPE save compute at every size?", runs=grid(RUNGS, ENCODINGS))
+
+
+def seeds() -> Study:
+    """The appendix's table of seeds."""
+    runs = grid(["217M"], ["rope,base=2048", "rope", "rope,base=500000", "lerope"], SEEDS)
+    runs += grid(["608M"], ["rope", "lerope"], SEEDS)
+    return Study(name="seeds", sentence="Is the gain larger than what another seed changes?", runs=runs)
+
+
+def base() -> Study:
+    """Other bases than 10,000: the training length, and that of long-context models."""
+    runs = grid(["217M"], ["rope,base=2048", "rope", "rope,base=500000", "lerope"])
+    return Study(name="base", sentence="Would another base of RoPE do as well?", runs=runs)
+
+
+def p() -> Study:
+    """How many bands p-RoPE turns."""
+    runs = grid(["217M"], ["rope", "prope,p=0.25", "prope,p=0.5", "prope,p=0.75"])
+    return Study(name="p", sentence="Which share of the bands should turn in p-RoPE?", runs=runs)
+
+
+def parametrization() -> Study:
+    """What is learned: a log-scale, a scale or the frequency itself."""
+    runs = grid(["217M"], ["rope", "lerope", "lerope,parametrization=linear", "lerope,parametrization=direct"])
+    return Study(name="parametrization", sentence="Does it matter how frequencies are learned?", runs=runs)
+
+
+def sharing() -> Study:
+    """The paper has the first and the last of the four ways to share; the two between them are added here."""
+    ways = [f"lerope,sharing={way}" for way in ("layer", "head", "layer_head")]
+    runs = grid(["217M"], ["rope", "lerope", *ways])
+    return Study(name="sharing", sentence="Should layers or heads have frequencies of their own?", runs=runs)
+
+
+def fixed() -> Study:
+    """Fixed LeRoPE: frequencies that LeRoPE learned with another seed, frozen."""
+    runs = [
+        *grid(["217M"], ENCODINGS),
+        PlannedRun(rung="217M", encoding="lerope", seed=43),
+        PlannedRun(rung="217M", encoding=FROZEN, after="217M-lerope-43"),
+    ]
+    return Study(name="fixed", sentence="Is the gain in the frequencies, or in learning them?", runs=runs)
+
+
+def lengths() -> Study:
+    """LeRoPE with rows of 2,048, 4,096 and 8,192 tokens."""
+    runs = _lengths(["lerope"])
+    return Study(name="lengths", sentence="How do learned frequencies follow the training length?", runs=runs)
+
+
+def code() -> Study:
+    """The Python part of the StarCoder data, with a tokenizer of its own."""
+    runs = [*grid(["217M"], ["rope", "prope"]), *_lengths(["lerope"])]
+    sentence = "Does what holds for English hold for Python code?"
+    return Study(name="code", sentence=sentence, runs=runs, source="hf:starcoder")
+
+
+def extrapolation() -> Study:
+    """The largest models on documents of twice their training length."""
+    runs = measured(grid(["2.52B"], ENCODINGS), ("extrapolate", "--to", "4096"))
+    return Study(name="extrapolation", sentence="What happens beyond the training length?", runs=runs)
+
+
+def needle() -> Study:
+    """Retrieval with the largest models: among distractors, and of one needle in texts of up to 32k tokens."""
+    runs = measured(grid(["2.52B"], ENCODINGS), ("needle",), ("needle", "--to", "32768"))
+    return Study(name="needle", sentence="Is more retrieved from the context?", runs=runs)
+
+
+STUDIES: dict[str, Callable[[], Study]] = {
+    study.__name__: study
+    for study in (main, seeds, base, p, parametrization, sharing, fixed, lengths, code, extrapolation, needle)
+}
+
+
+def study_named(spec: str) -> Study:
+    """A study by its name here, or one's own as `path/to/file.py:function` or `module:function`."""
+    if spec in STUDIES:
+        return STUDIES[spec]()
+    if ":" not in spec:
+        raise ValueError(f"study must be one of {', '.join(STUDIES)}, or file.py:function of your own; got {spec!r}.")
+    return own_study(spec)
+
+
+def _lengths(encodings: list[str]) -> list[PlannedRun]:
+    """Runs with rows of the usual length and of longer ones."""
+    longer = [
+        replace(run, suffix=f"length{length}")
+        for length in LENGTHS
+        for run in grid(["217M"], encodings, row_length=length)
+    ]
+    return [*grid(["217M"], encodings), *longer]

@@ -1,0 +1,174 @@
+"""The search for a learning rate as a folder of runs, OUT/ENCODING/lr-INDEX, and sweep.json with their losses."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lerope.data.files import locked
+from lerope.data.shards import Corpus
+from lerope.data.signals import Stopped
+from lerope.launch.study import label
+from lerope.model.accounting import total_parameters
+from lerope.model.config import ModelConfig, rung
+from lerope.results import LearningRateOptimum, LearningRatePrediction, Sweep, Trial
+from lerope.runs import differences, provenance
+from lerope.scaling.lr_search import fit_grid, learning_rate, next_index, optimum
+from lerope.train.config import Setup, recipe
+
+SWEEP = "sweep.json"
+
+Objective = Callable[[str, int, Path], float]
+"""Loss of an encoding at an index, given the folder for its run; inf if it diverged. Raises Stopped when told to."""
+
+
+def sweep(
+    out: Path,
+    settings: dict[str, Any],
+    encodings: Sequence[str],
+    start: int | None,
+    objective: Objective,
+    say: Callable[[str], None] = print,
+) -> Sweep:
+    """Searches each encoding's best learning rate, one run after the other; what is known already is not run again.
+
+    Args:
+        out: the sweep's folder; a folder of another sweep is refused.
+        settings: what decides the losses besides encoding and learning rate.
+        encodings: each is searched on its own, all but the first from the index the one before ended with.
+        start: a guess of the first encoding's index; None if there is none.
+        objective: trains.
+        say: prints a line for each run.
+    """
+    if len(set(encodings)) < len(encodings) or not encodings:
+        raise ValueError(f"encodings must be one or more, each once; got {list(encodings)}.")
+    with locked(out):
+        state = _open(out, settings)
+        for encoding in encodings:
+            losses = losses_of(state, encoding)
+            while (index := next_index(losses, start)) is not None:
+                folder = Path(label(encoding)) / f"lr-{index}"
+                losses[index] = objective(encoding, index, out / folder)
+                trial = _trial(encoding, index, losses[index], folder)
+                state = replace(state, trials=[*state.trials, trial], provenance=provenance())
+                state.save(out / SWEEP)
+                say(_line(trial))
+            start = optimum(losses)
+            others = [found for found in state.optima if found["encoding"] != encoding]
+            state = replace(state, optima=[*others, _optimum(encoding, losses)])
+            state.save(out / SWEEP)
+    return state
+
+
+def training(
+    name: str, data: Path, seed: int, changes: Mapping[str, Any], setup: Setup
+) -> tuple[dict[str, Any], Objective]:
+    """The settings of a rung's sweep, and the objective that trains: the final validation loss of a run.
+
+    Args:
+        name: the rung.
+        data: a folder that `lerope data prepare` wrote.
+        seed: of every run.
+        changes: fields of the recipe that differ from the paper's; not the learning rate.
+        setup: how this machine trains.
+    """
+    import torch
+
+    from lerope.train.job import train
+
+    if "learning_rate" in changes:
+        raise ValueError("learning_rate is what a sweep searches; leave it out, or give --start.")
+    searched = {"encoding", "learning_rate", "frequency_learning_rate"} - changes.keys()
+    fixed = recipe(name, seed=seed, **changes).as_dict()
+    settings = {
+        "rung": name,
+        "recipe": {field: value for field, value in fixed.items() if field not in searched},
+        "data": Corpus(data, verify="sizes").manifest.fingerprint(),
+    }
+
+    def objective(encoding: str, index: int, folder: Path) -> float:
+        torch.compiler.reset()  # or blocks of many models would count as one that is compiled again and again
+        chosen = recipe(name, encoding, seed, learning_rate=learning_rate(index), **changes)
+        try:
+            outcome = train(chosen, data, folder, setup)
+        except ValueError as error:
+            if "training has diverged" not in str(error):
+                raise
+            return math.inf
+        if outcome.stopped_by is not None:
+            raise Stopped(outcome.stopped_by)
+        assert outcome.validation_loss is not None
+        return outcome.validation_loss
+
+    return settings, objective
+
+
+def losses_of(found: Sweep, encoding: str) -> dict[int, float]:
+    """What a sweep knows of an encoding: loss by index, inf where a run diverged."""
+    return {
+        trial["index"]: math.inf if trial["loss"] is None else trial["loss"]
+        for trial in found.trials
+        if trial["encoding"] == encoding
+    }
+
+
+def predict(sweeps: Sequence[Sweep], rungs: Sequence[str]) -> list[LearningRatePrediction]:
+    """The indices to expect at other rungs, for each encoding that was swept at two sizes or more."""
+    predictions: list[LearningRatePrediction] = []
+    for encoding in dict.fromkeys(found["encoding"] for each in sweeps for found in each.optima):
+        points = {
+            parameters(each): found["index"]
+            for each in sweeps
+            for found in each.optima
+            if found["encoding"] == encoding
+        }
+        if len(points) < 2:
+            continue
+        fit = fit_grid(list(points), list(points.values()))
+        for name in rungs:
+            index = fit.index(total_parameters(rung(name)))
+            rate = learning_rate(index)
+            predictions.append(
+                {"encoding": encoding, "rung": name, "index": index, "learning_rate": rate, "slope": fit.slope}
+            )
+    return predictions
+
+
+def parameters(found: Sweep) -> int:
+    """N_tot of a sweep's model."""
+    return total_parameters(ModelConfig(**found.settings["recipe"]["model"]))
+
+
+def _open(out: Path, settings: dict[str, Any]) -> Sweep:
+    """The sweep so far, or an empty one."""
+    if not (out / SWEEP).exists():
+        return Sweep(settings=settings, provenance=provenance(), trials=[], optima=[], predictions=[])
+    found = Sweep.load(out / SWEEP)
+    for field, old, new in differences(found.settings, settings):
+        raise ValueError(f"{out} is another sweep: its {field} is {old!r}, not {new!r}; choose another --out.")
+    return found
+
+
+def _trial(encoding: str, index: int, loss: float, folder: Path) -> Trial:
+    finite = loss if math.isfinite(loss) else None
+    return Trial(encoding=encoding, index=index, learning_rate=learning_rate(index), loss=finite, run=str(folder))
+
+
+def _line(trial: Trial) -> str:
+    loss = "diverged" if trial["loss"] is None else f"loss {trial['loss']:.4f}"
+    return f"{trial['encoding']}  index {trial['index']}  learning rate {trial['learning_rate']:.3e}  {loss}"
+
+
+def _optimum(encoding: str, losses: dict[int, float]) -> LearningRateOptimum:
+    best = optimum(losses)
+    larger, smaller = (losses[index] if math.isfinite(losses[index]) else None for index in (best - 1, best + 1))
+    return LearningRateOptimum(
+        encoding=encoding,
+        index=best,
+        learning_rate=learning_rate(best),
+        loss=losses[best],
+        loss_at_larger_rate=larger,
+        loss_at_smaller_rate=smaller,
+        num_runs=len(losses),
+    )

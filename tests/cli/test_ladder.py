@@ -1,0 +1,175 @@
+"""lerope ladder and lerope plan STUDY, as a user calls them."""
+
+import json
+import shlex
+
+import pytest
+
+from lerope.cli.main import main
+from lerope.launch.recipes import STUDIES
+from lerope.results import Evaluation
+from lerope.runs import read_run
+from tests.data.corpora import write_corpus
+
+# Steps, tokens and compute of one run of each rung, from the ladder's formulas.
+STEPS = {"52M": 7_880, "217M": 33_040, "608M": 92_760, "1.34B": 204_320, "2.52B": 385_000}
+COMPUTE = {"52M": 1.1697e17, "217M": 3.9234e18, "608M": 3.7176e19, "1.34B": 1.9410e20, "2.52B": 7.1434e20}
+
+OWN = """
+from lerope.launch.study import Study, grid
+
+def mine():
+    return Study(name="mine", sentence="Does it run?", runs=grid(["2.52B"], ["rope"]))
+"""
+
+
+def called(capsys, *args, code=None):
+    """What a command prints, after it ended with `code` or by itself."""
+    if code is None:
+        main([*map(str, args)])
+    else:
+        with pytest.raises(SystemExit) as stop:
+            main([*map(str, args)])
+        assert stop.value.code == code
+    out, error = capsys.readouterr()
+    return out if code is None else error
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_corpus(tmp_path / "data", {"train": [80] * 60, "validation": [40] * 4}, vocab_size=2048)
+
+
+def test_the_list(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    lines = called(capsys, "ladder").splitlines()[1:]
+    assert [line.split()[:2] for line in lines] == [[name, str(len(make().runs))] for name, make in STUDIES.items()]
+    rows = json.loads(called(capsys, "ladder", "--json"))
+    assert rows[0] == {
+        "study": "main",
+        "asks": "Does LeRoPE save compute at every size?",
+        "num_runs": 15,
+        "data": "hf:c4",
+    }
+
+
+def test_commands_for_a_cluster(capsys):
+    lines = called(capsys, "ladder", "fixed", "--data", "d", "--out", "o", "--print").splitlines()
+    assert len(lines) == 5
+    assert lines[0] == (
+        "lerope train 217M --data d --encoding rope --seed 42 --out o/217M-rope-42 && lerope eval o/217M-rope-42"
+    )
+    source = next(i for i, line in enumerate(lines) if "--out o/217M-lerope-43 " in line)
+    needs = next(i for i, line in enumerate(lines) if "o/217M-lerope-43/model/frequencies.json" in line)
+    assert source < needs
+    spaced = called(capsys, "ladder", "base", "--data", "my data", "--print").splitlines()[0]
+    assert shlex.split(spaced)[4] == "my data"
+
+
+def test_a_study_in_processes_of_its_own(capsys, data, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    study = ("ladder", "own.py:mine", "--demo", "--steps", 2)
+    assert "waiting" in called(capsys, *study, "--status")
+    text = called(capsys, *study, "--data", data)
+    run = tmp_path / "studies" / "mine-demo" / "demo-rope-42-2.52B"
+    assert read_run(run).finished
+    loss = Evaluation.load(run / "results" / "eval.json").loss
+    (row,) = json.loads(called(capsys, *study, "--status", "--json"))
+    assert (row["name"], row["state"], row["step"], row["steps"]) == (run.name, "finished", 2, 2)
+    assert row["validation_loss"] == pytest.approx(loss, rel=1e-5)
+    assert f"{run.name}: finished, validation loss {loss:.4f}" in text
+    started = read_run(run).starts
+    assert "finished" in called(capsys, *study, "--data", data)
+    assert read_run(run).starts == started
+
+
+def test_a_failure_is_reported_and_ends_with_1(capsys, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "lerope.launch.local.carry_out", lambda study, *args: {study.runs[0].name: "train ended with 2: no."}
+    )
+    error = called(capsys, "ladder", "p", "--demo", "--data", data, code=1)
+    assert error == "1 of 4 runs failed; their logs are in studies/p-demo/logs.\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["ladder", "mine"], "study must be one of main, seeds, base"),
+        (["ladder", "base"], "data must name prepared text, as `lerope data prepare hf:c4 --out data/my-text`"),
+        (["ladder", "code"], "as `lerope data prepare hf:starcoder --out"),
+        (["ladder", "code", "--demo"], "as `lerope data prepare python: --vocab-size 2048 --out"),
+        (["ladder", "base", "--steps", "0"], "steps must be a positive whole number; got 0"),
+        (["ladder", "base", "--data", "DATA"], "has a vocabulary of 2,048, but 217M-rope-base2048-42 is a model for"),
+        (["ladder", "base", "--demo", "--data", "DATA", "--at-once", "0"], "at_once must be a positive whole number"),
+        (["plan", "base", "--row-length", "4096"], "row_length, batch_tokens and vocab_size are a study's own"),
+        (["plan", "52M", "--demo"], "demo is for studies"),
+        (["plan", "nowhere.py:mine"], "study 'nowhere.py:mine' cannot be imported"),
+    ],
+)
+def test_bad_input_is_one_sentence(capsys, data, args, sentence):
+    error = called(capsys, *(data if arg == "DATA" else arg for arg in args), code=2)
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("study", "runs"),
+    [
+        ("main", dict.fromkeys(STEPS, 3)),
+        ("seeds", {"217M": 12, "608M": 6}),
+        ("sharing", {"217M": 5}),
+        ("needle", {"2.52B": 3}),
+    ],
+)
+def test_a_study_costs_the_sum_of_its_runs(capsys, study, runs):
+    found = json.loads(called(capsys, "plan", study, "--json", "--gpu", "H200"))
+    total = found["total"]
+    assert total["num_runs"] == sum(runs.values())
+    assert total["steps"] == sum(number * STEPS[rung] for rung, number in runs.items())
+    assert total["tokens"] == 131_072 * total["steps"]
+    assert total["compute"] == pytest.approx(sum(number * COMPUTE[rung] for rung, number in runs.items()), rel=5e-5)
+    assert total["gpu_hours"]["H200"] == pytest.approx(total["flops"] / (0.4 * 989.4e12) / 3600)
+    assert sum(run["flops"] for run in found["runs"]) == total["flops"]
+    for rung in runs:
+        (alone,) = json.loads(called(capsys, "plan", rung, "--json", "--gpu", "H200"))["gpus"]
+        run = next(run for run in found["runs"] if run["rung"] == rung)
+        assert run["gpu_hours"]["H200"] == pytest.approx(alone["seconds"] / 3600)
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_the_plan_as_a_table(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    text = called(capsys, "plan", "main")
+    lines = {line.split()[0]: line.split() for line in text.splitlines() if line[:5].strip() in ("2.52B", "total")}
+    assert "…" not in text
+    assert all(len(line) <= int(columns) for line in text.splitlines())
+    rows = [line.split() for line in text.splitlines() if line.startswith("total")]
+    # 3 x (7,880 + 33,040 + 92,760 + 204,320 + 385,000) steps; 3 x 9.500e20 FLOP.
+    assert rows[0][1:5] == ["15", "2,169,000", "284.30B", "2.85e21"]
+    assert len(rows[1]) == 7
+    assert lines["2.52B"]
+    codes = called(capsys, "plan", "code")
+    assert [line.split()[:3] for line in codes.splitlines() if line.startswith("217M ")][:3] == [
+        ["217M", "2,048", "3"],
+        ["217M", "4,096", "1"],
+        ["217M", "8,192", "1"],
+    ]
+
+
+def test_a_plan_in_small(capsys):
+    text = called(capsys, "plan", "main", "--demo")
+    assert "GPU hours" not in text
+    found = json.loads(called(capsys, "plan", "main", "--demo", "--json"))
+    assert found["total"]["steps"] == 3 * (20 + 40 + 60 + 80 + 100)
+    assert {run["rung"] for run in found["runs"]} == {"demo"}
+
+
+@pytest.mark.parametrize("command", ["ladder", "sweep"])
+def test_help_has_an_example(capsys, command):
+    with pytest.raises(SystemExit) as end:
+        main([command, "--help"])
+    assert end.value.code == 0
+    assert f"Example: lerope {command}" in capsys.readouterr().out

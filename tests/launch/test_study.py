@@ -1,0 +1,206 @@
+"""Studies: the paper's cells, the one rule that makes them small, and studies of one's own."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lerope.cli.main import main
+from lerope.launch.cost import run_costs
+from lerope.launch.recipes import STUDIES, study_named
+from lerope.launch.study import PlannedRun, Study, demo, grid, label, measured, shortened
+from lerope.runs import read_run
+
+# The cells of the paper's tables and figures, as names of runs.
+CELLS = {
+    "main": {f"{n}-{e}-42" for n in ("52M", "217M", "608M", "1.34B", "2.52B") for e in ("rope", "prope", "lerope")},
+    "seeds": {
+        *(f"217M-{e}-{s}" for e in ("rope-base2048", "rope", "rope-base500000", "lerope") for s in (42, 43, 44)),
+        *(f"608M-{e}-{s}" for e in ("rope", "lerope") for s in (42, 43, 44)),
+    },
+    "base": {"217M-rope-base2048-42", "217M-rope-42", "217M-rope-base500000-42", "217M-lerope-42"},
+    "p": {"217M-rope-42", "217M-prope-p0.25-42", "217M-prope-p0.5-42", "217M-prope-p0.75-42"},
+    "parametrization": {
+        "217M-rope-42",
+        "217M-lerope-42",
+        "217M-lerope-parametrizationlinear-42",
+        "217M-lerope-parametrizationdirect-42",
+    },
+    "sharing": {
+        "217M-rope-42",
+        "217M-lerope-42",
+        "217M-lerope-sharinglayer-42",
+        "217M-lerope-sharinghead-42",
+        "217M-lerope-sharinglayer_head-42",
+    },
+    "fixed": {
+        "217M-rope-42",
+        "217M-prope-42",
+        "217M-lerope-42",
+        "217M-lerope-43",
+        "217M-frozen-217M-lerope-43-42",
+    },
+    "lengths": {"217M-lerope-42", "217M-lerope-42-length4096", "217M-lerope-42-length8192"},
+    "code": {
+        "217M-rope-42",
+        "217M-prope-42",
+        "217M-lerope-42",
+        "217M-lerope-42-length4096",
+        "217M-lerope-42-length8192",
+    },
+    "extrapolation": {"2.52B-rope-42", "2.52B-prope-42", "2.52B-lerope-42"},
+    "needle": {"2.52B-rope-42", "2.52B-prope-42", "2.52B-lerope-42"},
+}
+
+
+def test_the_studies_are_the_paper_s():
+    assert {name: {run.name for run in make().runs} for name, make in STUDIES.items()} == CELLS
+    assert all(make().name == name for name, make in STUDIES.items())
+    lengths = {run.name: run.recipe(Path()).row_length for run in study_named("lengths").runs}
+    assert list(lengths.values()) == [2048, 4096, 8192]
+    assert study_named("code").source == "hf:starcoder"
+    assert ("extrapolate", "--to", "4096") in study_named("extrapolation").runs[0].measure
+    frozen = study_named("fixed").runs[-1]
+    assert frozen.spec(Path("out")) == "out/217M-lerope-43/model/frequencies.json"
+    assert frozen.seed == 42, "its frequencies come from another seed"
+
+
+def test_the_same_run_has_the_same_name_in_every_study():
+    """So that studies may share a folder, and with it their runs; the code study has other data."""
+    recipes = {}
+    for name in STUDIES.keys() - {"code"}:
+        for small in (False, True):
+            study = demo(study_named(name)) if small else study_named(name)
+            for run in study.runs:
+                assert recipes.setdefault(run.name, run.recipe(Path())) == run.recipe(Path())
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_demo_keeps_what_a_study_compares(name):
+    full, small = study_named(name), demo(study_named(name))
+    assert len(small.runs) == len(full.runs)
+    for before, after in zip(full.runs, small.runs, strict=True):
+        old, new = before.recipe(Path()), after.recipe(Path())
+        assert (new.rung, new.seed) == ("demo", old.seed)
+        assert new.row_length * 8 == old.row_length
+        assert new.batch_tokens == 2048
+        assert new.steps == {6: 20, 12: 40, 18: 60, 24: 80, 30: 100}[old.model.num_layers]
+        assert after.encoding == before.encoding
+        assert [each[0] for each in after.measure] == [each[0] for each in before.measure]
+    # An hour on 2 cores is about 12,000 steps of 2,048 tokens; the largest study takes a tenth of that.
+    assert sum(cost.steps for cost in run_costs(small)) <= 1_000
+
+
+def test_the_demo_shortens_what_is_measured_and_keeps_what_is_changed():
+    run = PlannedRun(
+        rung="52M",
+        encoding="rope",
+        changes={"learning_rate": 0.1, "warmup_steps": 500},
+        measure=(("x", "--to", "8192"),),
+    )
+    small = demo(Study(name="s", sentence="?", runs=[run]), 10).runs[0]
+    assert small.measure == (("x", "--to", "1024"),)
+    assert small.recipe(Path()).learning_rate == 0.1
+    assert (small.recipe(Path()).steps, small.recipe(Path()).warmup_steps) == (2, 0)
+
+
+def test_the_demo_measures_less():
+    small = demo(study_named("needle")).runs[0]
+    assert small.measure == (
+        ("eval", "--max-tokens", "32768"),
+        ("needle", "--samples", "2", "--distractors", "1", "3"),
+        ("needle", "--to", "4096", "--samples", "2"),
+    )
+    mine = PlannedRun(rung="52M", encoding="rope", measure=(("eval", "--max-tokens", "99"), ("analyze",)))
+    assert demo(Study(name="s", sentence="?", runs=[mine])).runs[0].measure == mine.measure
+
+
+def test_commands():
+    run = PlannedRun(rung="217M", encoding="lerope", seed=43, changes={"row_length": 4096}, suffix="long")
+    (run,) = measured([run], ("needle", "--samples", "5"))
+    out, train = "out/217M-lerope-43-long", ["--data", "data", "--encoding", "lerope", "--seed", "43"]
+    assert run.commands(Path("data"), Path("out")) == [
+        ["train", "217M", *train, "--row-length", "4096", "--out", out],
+        ["eval", out],
+        ["needle", out, "--samples", "5"],
+    ]
+    study = shortened(Study(name="s", sentence="?", runs=[run]), 9)
+    assert study.runs[0].recipe(Path()).steps == 9
+
+
+def test_labels():
+    assert [label(each) for each in ("rope", "lerope,sharing=head", "a/run/model/frequencies.json")] == [
+        "rope",
+        "lerope-sharinghead",
+        "frozen-run",
+    ]
+
+
+OWN = """
+from lerope.launch.study import Study, grid
+
+def mine():
+    return Study(name="mine", sentence="Mine?", runs=grid(["52M", "217M"], ["rope"], [1, 2], steps=7))
+
+def wrong():
+    return 3
+
+number = 3
+"""
+
+
+def test_a_study_of_one_s_own(tmp_path, monkeypatch):
+    (tmp_path / "own_study.py").write_text(OWN)
+    names = ["52M-rope-1", "52M-rope-2", "217M-rope-1", "217M-rope-2"]
+    assert [run.name for run in study_named(f"{tmp_path}/own_study.py:mine").runs] == names
+    monkeypatch.chdir(tmp_path)
+    assert [run.recipe(Path()).steps for run in study_named("own_study:mine").runs] == [7, 7, 7, 7]
+    for spec, sentence in (
+        ("own_study.py:nothing", "cannot be imported"),
+        ("nowhere.py:mine", "cannot be imported"),
+        ("nowhere_at_all:mine", "cannot be imported"),
+        ("own_study.py:wrong", "must return a lerope.launch.study.Study; got int"),
+        ("own_study.py:number", "must name a function; got int"),
+        ("own", "study must be one of main, seeds, .* or file.py:function of your own; got 'own'"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            study_named(spec)
+
+
+def test_what_cannot_be_a_study():
+    run = PlannedRun(rung="52M", encoding="rope")
+    with pytest.raises(ValueError, match="two runs are called 52M-rope-42; give one of them a suffix"):
+        Study(name="s", sentence="?", runs=[run, replace(run, changes={"steps": 3})])
+    late = PlannedRun(rung="52M", encoding="frozen", after="52M-lerope-42")
+    with pytest.raises(ValueError, match="needs 52M-lerope-42, which must be an earlier run"):
+        Study(name="s", sentence="?", runs=[late, *grid(["52M"], ["lerope"])])
+    for bad in ({"encoding": "frozen"}, {"encoding": "rope", "after": "x"}):
+        with pytest.raises(ValueError, match="after must name a run for the encoding 'frozen' and for no other"):
+            PlannedRun(rung="52M", **bad)
+    with pytest.raises(ValueError, match=r"changes must be what `lerope train` takes: steps, .*; got 'eps'"):
+        PlannedRun(rung="52M", encoding="rope", changes={"eps": 1e-6})
+
+
+def lerope(command):
+    with pytest.raises(SystemExit) as end:
+        main(command)
+    assert end.value.code == 0, command
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_trains(name, data, tmp_path, tiny_demo):
+    """In this process and with a tiny model, through the commands that a launcher gives to processes of their own."""
+    study = demo(study_named(name), steps=2)
+    for run in study.runs:
+        train, evaluate, *_ = run.commands(data, tmp_path)
+        lerope(train)
+        assert read_run(tmp_path / run.name).finished
+        assert evaluate[:2] == ["eval", str(tmp_path / run.name)]
+    if name == "fixed":
+        source, frozen = (tmp_path / study.runs[i].name / "model" / "frequencies.json" for i in (3, 4))
+        learned, used = (
+            re.search(r'"frequencies": \[.*?\]', path.read_text(), re.DOTALL).group() for path in (source, frozen)
+        )
+        assert learned == used
+        lerope(["eval", str(tmp_path / study.runs[-1].name)])
