@@ -316,3 +316,17 @@ def test_initial_frequencies_may_differ(tmp_path):
     evaluations = [Evaluation.load(path / "results" / "eval.json").run["initial_frequencies"] for path in paths]
     assert len(set(evaluations)) == 2
     assert compare(paths, **FEW).effects
+
+
+def test_a_rung_trained_for_several_numbers_of_steps_counts_as_several(tmp_path):
+    cells = {("rope", 100): 3.2, ("lerope", 100): 3.1, ("rope", 400): 2.9, ("lerope", 400): 2.85}
+    paths = [
+        write_run(tmp_path / f"{method}-{steps}", method, losses=loss, recipe={"steps": steps})
+        for (method, steps), loss in cells.items()
+    ]
+    found = compare(paths)
+    assert [effect["rung"] for effect in found.effects] == ["52M, 100 steps", "52M, 400 steps"]
+    assert [effect["difference"] for effect in found.effects] == pytest.approx([-0.1, -0.05], abs=1e-6)
+    assert [each["rung"] for each in found.multipliers] == ["52M, 100 steps", "52M, 400 steps"]
+    with pytest.raises(ValueError, match="are no pair: steps is 100 in the first and 400 in the second"):
+        compare([paths[0], paths[3]])

@@ -40,6 +40,11 @@ class Evaluated:
         return int(self.run.recipe["seed"])
 
     @property
+    def num_steps(self) -> int:
+        """Steps of training."""
+        return int(self.run.recipe["steps"])
+
+    @property
     def method(self) -> str:
         """The encoding as it was asked for, or `frozen` for the frequencies of a file."""
         name, *options = str(self.run.recipe["encoding"]).split(",")
@@ -60,18 +65,21 @@ Study = dict[str, dict[str, dict[int, Evaluated]]]
 def read_study(paths: Paths, evaluation: str = "eval") -> Study:
     """Reads runs and their evaluations, in order of compute; raises where they are not of one study.
 
-    Within a rung recipes may differ in encoding and seed alone. Data and evaluation must be the same everywhere.
+    Within a rung recipes may differ in encoding and seed alone. Data and evaluation must be the same everywhere. A rung
+    whose methods were all trained for several numbers of steps counts as several.
     """
     if not paths:
         raise ValueError("name two run directories or more; got none.")
     found = [_read(path, evaluation) for path in paths]
+    names = _rung_names(found)
     study: Study = {}
     for item in sorted(found, key=lambda item: item.compute):
-        study.setdefault(item.rung, {})
+        study.setdefault(names[item.run.path], {})
     for item in found:
         _check_alike(found[0], item)
-        seeds = study[item.rung].setdefault(item.method, {})
-        others = [other for method in study[item.rung].values() for other in method.values()]
+        rung = study[names[item.run.path]]
+        seeds = rung.setdefault(item.method, {})
+        others = [other for method in rung.values() for other in method.values()]
         if others:
             _check_recipe(others[0], item)
         if item.seed in seeds:
@@ -81,6 +89,23 @@ def read_study(paths: Paths, evaluation: str = "eval") -> Study:
             )
         seeds[item.seed] = item
     return study
+
+
+def _rung_names(found: list[Evaluated]) -> dict[Path, str]:
+    """What each run's rung is called: with its steps where all methods of a rung have the same several numbers."""
+    methods: dict[str, dict[int, set[str]]] = {}
+    for item in found:
+        methods.setdefault(item.rung, {}).setdefault(item.num_steps, set()).add(item.method)
+    split = {
+        rung
+        for rung, by_steps in methods.items()
+        if len(by_steps) > 1
+        and len(set(map(frozenset, by_steps.values()))) == 1
+        and len(next(iter(by_steps.values()))) > 1
+    }
+    return {
+        item.run.path: f"{item.rung}, {item.num_steps:,} steps" if item.rung in split else item.rung for item in found
+    }
 
 
 def default_baseline(study: Study) -> str:
