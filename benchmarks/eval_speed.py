@@ -105,7 +105,7 @@ def main() -> int:
                 if number:  # the first round warms up
                     rates[name].append(rate)
     medians = {name: statistics.median(values) for name, values in rates.items()}
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"what": name, "tokens_per_second": value, "ratio": value / medians["forward alone"]}
         for name, value in medians.items()
     ]

@@ -16,7 +16,7 @@ from lerope.data.packing import windows
 from lerope.data.shards import Corpus
 from lerope.data.signals import Stopped
 from lerope.data.tokenizer import Tokenizer
-from lerope.evaluate import losses as losses_module
+from lerope.evaluate import work
 from lerope.evaluate.documents import Texts
 from lerope.evaluate.losses import window_losses
 from lerope.evaluate.perplexity import Request, evaluate
@@ -180,13 +180,13 @@ def test_stops_and_goes_on(fresh, monkeypatch):
     whole = evaluate(fresh, Request(device="cpu", batch_tokens=70))
     (fresh / "results" / "eval.json").unlink()
 
-    class Interrupted(losses_module.Signals):
+    class Interrupted(work.Signals):
         def __init__(self):
             super().__init__()
             self.received = 15
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(losses_module, "Signals", Interrupted)
+        patch.setattr(work, "Signals", Interrupted)
         evaluate(fresh, Request(device="cpu", batch_tokens=70))
     (partial,) = (fresh / "results").glob(".eval-*.partial")
     assert 0 < partial.stat().st_size < 4 * whole.num_tokens

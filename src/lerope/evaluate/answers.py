@@ -1,25 +1,19 @@
-"""What a model answers to prompts of the needle test: stopped and gone on with at any point, shared by ranks."""
+"""What a model answers to prompts of the needle test."""
 
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
-from lerope.data.display import Display, duration
 from lerope.data.shards import Tokens
-from lerope.data.signals import Signals, Stopped
 from lerope.evaluate.haystack import Prompt
+from lerope.evaluate.work import Floats, in_batches
 from lerope.train.parallel import Ranks
 
 OTHER, GOLD, DISTRACTOR = 0, 1, 2
-
-Floats = npt.NDArray[np.float32]
 
 _NUM_FIELDS = 4
 
@@ -96,59 +90,21 @@ def ask_all(
     ranks: Ranks,
     partial: Path,
     label: str,
-    batch_tokens: int,
+    batch_tokens: int | None = None,
 ) -> Floats:
     """The records of `ask` for the prompts at these places, in their order, on the main rank; nothing elsewhere.
 
     Args:
-        partial: a file for records on their way; what it has is not asked again. The caller removes it.
-        label: what to call the work while it goes on.
-        batch_tokens: tokens that go through the model at once, on each rank.
+        partial, label, batch_tokens: see `in_batches`.
     """
-    order = sorted(range(len(places)), key=lambda index: -places[index].length)
-    finished = ranks.first(lambda: _trim(partial))
-    batches = list(_batches([places[index] for index in order[finished:]], batch_tokens))
-    total, done, begun = sum(place.length for batch in batches for place in batch), 0, time.monotonic()
-    with Signals() as signals, ExitStack() as held:
-        display = held.enter_context(Display()) if ranks.is_main else None
-        for first in range(0, len(batches), ranks.num_ranks):
-            together = batches[first : first + ranks.num_ranks]
-            mine = together[ranks.rank] if ranks.rank < len(together) else []
-            parts = ranks.gather(ask(scorer, [prompt(place) for place in mine]))
-            if ranks.is_main:
-                with partial.open("ab") as file:
-                    file.writelines(part.tobytes() for part in parts)
-            asked = max(number or 0 for number in ranks.gather(signals.received))
-            if asked:
-                raise Stopped(asked)
-            finished += sum(map(len, parts))
-            done += sum(place.length for batch in together for place in batch)
-            rate = done / max(time.monotonic() - begun, 1e-3)
-            if display is not None:
-                left = duration((total - done) / rate)
-                share = f"{finished:,} of {len(places):,} prompts"
-                display.show(f"{label}  {share}  {rate:,.0f} tokens/s  {left} left")
-    if not ranks.is_main:
-        return np.zeros((0, _NUM_FIELDS), np.float32)
-    records = np.empty((len(places), _NUM_FIELDS), np.float32)
-    records[order] = np.fromfile(partial, np.float32).reshape(-1, _NUM_FIELDS)
-    return records
 
+    def start(batch: list[int]) -> Callable[[], Floats]:
+        records = ask(scorer, [prompt(places[index]) for index in batch])
+        return records.ravel
 
-def _batches(places: list[Place], batch_tokens: int) -> Iterator[list[Place]]:
-    """Neighbours together, as many as fit when all are as long as the first, which is the longest."""
-    start = 0
-    while start < len(places):
-        count = max(1, batch_tokens // places[start].length)
-        yield places[start : start + count]
-        start += count
-
-
-def _trim(partial: Path) -> int:
-    """How many records the file has whole; what is there of the next is removed."""
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    size = 4 * _NUM_FIELDS
-    with partial.open("ab") as file:
-        finished = file.tell() // size
-        file.truncate(finished * size)
-    return finished
+    lengths = [place.length for place in places]
+    num_values = [_NUM_FIELDS] * len(places)
+    records = in_batches(
+        lengths, num_values, start, ranks=ranks, partial=partial, label=label, batch_tokens=batch_tokens
+    )
+    return np.concatenate([np.zeros(0, np.float32), *records]).reshape(-1, _NUM_FIELDS)

@@ -10,7 +10,7 @@ import numpy as np
 
 from lerope.data.files import sha256_of
 from lerope.data.packing import Lengths
-from lerope.data.shards import TOKENIZER, Corpus, Tokens
+from lerope.data.shards import TOKENIZER, Corpus, Tokens, Verify
 from lerope.data.sources import find_parts, read_part
 from lerope.data.tokenizer import Tokenizer
 from lerope.runs import Run
@@ -53,12 +53,12 @@ class Texts:
         return self._documents[index][start:stop]
 
 
-def validation_documents(run: Run, data: Path | None = None) -> Documents:
+def validation_documents(run: Run, data: Path | None = None, verify: Verify = "changed") -> Documents:
     """The validation split that a run was trained beside, or that of another corpus with the same tokenizer."""
     own = Path(run.starts[-1]["data"])
     if data is None and not own.exists():
         raise ValueError(f"{own}, the data of {run.path}, does not exist here; name its folder with --data.")
-    corpus = Corpus(own if data is None else data)
+    corpus = Corpus(own if data is None else data, verify)
     fingerprint = corpus.manifest.fingerprint()
     is_own = fingerprint == run.identity["data"]
     if data is None and not is_own:

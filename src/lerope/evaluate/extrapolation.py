@@ -14,9 +14,10 @@ from safetensors.numpy import save_file
 
 from lerope.data.files import locked
 from lerope.data.packing import Piece
-from lerope.evaluate.losses import Floats, Floats64, position_sums, window_losses
-from lerope.evaluate.perplexity import Request, digest, finished, select
+from lerope.evaluate.losses import Floats64, position_sums, window_losses
+from lerope.evaluate.perplexity import Request, select
 from lerope.evaluate.scorer import Scorer, Stretch
+from lerope.evaluate.work import Floats, digest, saved
 from lerope.model.saved import load_model
 from lerope.results import Extrapolation, ExtrapolationBin, ExtrapolationRow
 from lerope.rotary.frequencies import check_count, check_number
@@ -70,14 +71,14 @@ def extrapolate(
     """
     request = request or Request()
     ranks = start_ranks(request.device)
-    run = finished_run(path)
+    run = ranks.together(lambda: finished_run(path))
     train_length = int(run.recipe["row_length"])
     if check_count("to", to) <= train_length:
         raise ValueError(f"to must be above the train length of {train_length:,} tokens; got {to:,}.")
     for c in temperatures:
         if not check_number("temperatures", c) > 0:
             raise ValueError(f"temperatures must be positive, NTK-by-parts has none anyway; got {c!r}.")
-    documents = request.documents(run)
+    documents = request.documents(run, ranks)
     settings = {
         "documents": documents.name,
         "fingerprint": documents.fingerprint,
@@ -92,7 +93,7 @@ def extrapolate(
     file = results / "extrapolation.json"
     with ExitStack() as held:
         ranks.first(lambda: held.enter_context(locked(results)))
-        found = ranks.first(lambda: finished(Extrapolation, file, run, settings))
+        found = ranks.first(lambda: saved(Extrapolation, file, run, settings))
         if found is not None:
             return found
         pieces = select(documents, to, truncate=True, max_tokens=request.max_tokens)

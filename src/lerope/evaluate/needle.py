@@ -1,7 +1,6 @@
 """The needle test of a run: many keys within the train length, or one needle far beyond it."""
 
 import hashlib
-import json
 import math
 import re
 from contextlib import ExitStack
@@ -16,10 +15,11 @@ from safetensors.numpy import save_file
 from lerope.data.files import locked
 from lerope.data.shards import TOKENIZER
 from lerope.data.tokenizer import Tokenizer
-from lerope.evaluate.answers import DISTRACTOR, GOLD, OTHER, Floats, Place, ask_all
+from lerope.evaluate.answers import DISTRACTOR, GOLD, OTHER, Place, ask_all
 from lerope.evaluate.filler import load_filler
 from lerope.evaluate.haystack import Haystacks, Prompt
 from lerope.evaluate.scorer import Scorer, Stretch
+from lerope.evaluate.work import Floats, digest, saved
 from lerope.model.accounting import Precision
 from lerope.model.saved import load_model
 from lerope.results import Needle, NeedleCell, NeedleLeftOut
@@ -31,8 +31,6 @@ from lerope.train.parallel import start_ranks
 DISTRACTORS = (1, 3, 7, 15, 31)
 DEPTHS = tuple(tenth / 10 for tenth in range(11))
 
-# Tokens that go through the model at once. A CPU gains nothing from more; a GPU of 24 GB can hold this many.
-_BATCH_TOKENS = {"cpu": 8192, "cuda": 32768}
 _NORMAL_95 = 1.959963984540054
 
 
@@ -165,7 +163,7 @@ def needle(path: Path, request: Request | None = None) -> Needle:
     file = results / f"{_stem(request, work)}.json"
     with ExitStack() as held:
         ranks.first(lambda: held.enter_context(locked(results)))
-        found = ranks.first(lambda: _finished(file, run, settings))
+        found = ranks.first(lambda: saved(Needle, file, run, settings))
         if found is not None:
             return found
         scorer = Scorer(
@@ -175,7 +173,7 @@ def needle(path: Path, request: Request | None = None) -> Needle:
             precision=request.precision,
             stretch=_stretch(request),
         )
-        partial = results / f".{file.stem}-{_digest(run, settings)}.partial"
+        partial = results / f".{file.stem}-{digest(run, settings)}.partial"
         records = ask_all(
             scorer,
             work.prompt,
@@ -183,7 +181,7 @@ def needle(path: Path, request: Request | None = None) -> Needle:
             ranks=ranks,
             partial=partial,
             label=f"{run.name}, needles",
-            batch_tokens=request.batch_tokens or _BATCH_TOKENS[ranks.device.type],
+            batch_tokens=request.batch_tokens,
         )
 
         def finish() -> Needle:
@@ -238,21 +236,6 @@ def _stem(request: Request, work: Plan) -> str:
     if request.filler is not None:
         parts.append(re.sub(r"[^A-Za-z0-9.]+", "-", work.haystacks.filler.name).strip("-.")[:60])
     return "-".join(parts)
-
-
-def _digest(run: Run, settings: dict[str, Any]) -> str:
-    """Names the work that a partial file belongs to."""
-    return hashlib.sha256(json.dumps([run.label, settings]).encode()).hexdigest()[:16]
-
-
-def _finished(file: Path, run: Run, settings: dict[str, Any]) -> Needle | None:
-    """The result of the same request to the same run, if it is there and whole."""
-    try:
-        found = Needle.load(file)
-    except ValueError:
-        return None
-    same = found.settings == settings and found.run == run.label and file.with_suffix(".safetensors").is_file()
-    return found if same else None
 
 
 def _summarise(run: Run, settings: dict[str, Any], work: Plan, records: Floats, file: Path) -> Needle:

@@ -1,31 +1,29 @@
 """Loss and perplexity of a run over documents that are not packed."""
 
-import hashlib
-import json
 import math
 import re
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from lerope.data.files import locked
 from lerope.data.packing import Piece, windows
+from lerope.data.shards import Verify
 from lerope.evaluate.documents import Documents, outside_documents, validation_documents
-from lerope.evaluate.losses import Floats, position_sums, window_losses
+from lerope.evaluate.losses import position_sums, window_losses
 from lerope.evaluate.scorer import Scorer
+from lerope.evaluate.work import Floats, digest, saved
 from lerope.model.accounting import Precision
 from lerope.model.saved import load_model
-from lerope.results import Evaluation, PositionBin, RunResult
+from lerope.results import Evaluation, PositionBin
 from lerope.rotary.frequencies import check_count
 from lerope.runs import RESULTS, Run, finished_run
-from lerope.train.parallel import start_ranks
+from lerope.train.parallel import Ranks, start_ranks
 from lerope.train.rundir import provenance
-
-Kind = TypeVar("Kind", bound=RunResult)
 
 _NUM_BINS = 32
 
@@ -58,9 +56,18 @@ class Request:
         if self.data is not None and self.text:
             raise ValueError(f"give either data or text; got {self.data} and {', '.join(self.text)}.")
 
-    def documents(self, run: Run) -> Documents:
-        """What is to be scored."""
-        return outside_documents(run, self.text) if self.text else validation_documents(run, self.data)
+    def documents(self, run: Run, ranks: Ranks | None = None) -> Documents:
+        """What is to be scored; of several ranks the main one looks whether files are whole."""
+
+        def read(verify: Verify) -> Documents:
+            if self.text:
+                return outside_documents(run, self.text)
+            return validation_documents(run, self.data, verify)
+
+        if ranks is None or ranks.num_ranks == 1:
+            return read("changed")
+        ranks.first(lambda: read("changed").name)
+        return ranks.together(lambda: read("sizes"))
 
 
 def evaluate(path: Path, request: Request | None = None) -> Evaluation:
@@ -71,8 +78,8 @@ def evaluate(path: Path, request: Request | None = None) -> Evaluation:
     """
     request = request or Request()
     ranks = start_ranks(request.device)
-    run = finished_run(path)
-    documents = request.documents(run)
+    run = ranks.together(lambda: finished_run(path))
+    documents = request.documents(run, ranks)
     train_length = int(run.recipe["row_length"])
     length = request.length or train_length
     settings = {
@@ -87,7 +94,7 @@ def evaluate(path: Path, request: Request | None = None) -> Evaluation:
     file = results / f"{_stem(request, documents, length, train_length)}.json"
     with ExitStack() as held:
         ranks.first(lambda: held.enter_context(locked(results)))
-        found = ranks.first(lambda: finished(Evaluation, file, run, settings))
+        found = ranks.first(lambda: saved(Evaluation, file, run, settings))
         if found is not None:
             return found
         pieces = select(documents, length, request.truncate, request.max_tokens)
@@ -127,21 +134,6 @@ def _stem(request: Request, documents: Documents, length: int, train_length: int
     parts += ["truncated"] * request.truncate
     parts += [str(length)] * (length != train_length)
     return "-".join(parts)
-
-
-def digest(run: Run, work: Any) -> str:
-    """Names the work that a partial file belongs to."""
-    return hashlib.sha256(json.dumps([run.label, work]).encode()).hexdigest()[:16]
-
-
-def finished(kind: type[Kind], file: Path, run: Run, settings: dict[str, Any]) -> Kind | None:
-    """The result of the same request to the same run, if it is there with the file beside it."""
-    try:
-        found = kind.load(file)
-    except ValueError:
-        return None
-    same = found.settings == settings and found.run == run.label and file.with_suffix(".safetensors").is_file()
-    return found if same else None
 
 
 def _summarise(

@@ -1,0 +1,143 @@
+"""Work in batches: longest first, shared by ranks, stopped and gone on with at any point.
+
+Items are worked on in an order that depends on their lengths alone, and what comes of them is appended to a file in that
+order. So a file that was cut off anywhere says how far the work is, whatever the batch size or the number of ranks.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from lerope.data.display import Display, duration
+from lerope.data.signals import Signals, Stopped
+from lerope.results import RunResult
+from lerope.runs import Run
+from lerope.train.parallel import Ranks
+
+Floats = npt.NDArray[np.float32]
+Kind = TypeVar("Kind", bound=RunResult)
+
+# Tokens that go through the model at once. A CPU gains nothing from more; a GPU of 24 GB can hold this many.
+_BATCH_TOKENS = {"cpu": 8192, "cuda": 32768}
+
+
+def in_batches(
+    lengths: Sequence[int],
+    num_values: Sequence[int],
+    start: Callable[[list[int]], Callable[[], Floats]],
+    *,
+    ranks: Ranks,
+    partial: Path,
+    label: str,
+    batch_tokens: int | None = None,
+) -> list[Floats]:
+    """The values of each item, in the order of the items, on the main rank; nothing elsewhere.
+
+    Args:
+        lengths: tokens of each item.
+        num_values: how many values each item has.
+        start: begins to work on some items and returns a function that waits for their values, end to end.
+        partial: a file for values on their way; what it has is not computed again. The caller removes it.
+        label: what to call the work while it goes on.
+        batch_tokens: tokens that go through the model at once, on each rank; as many as are useful unless given.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    ends = np.cumsum([num_values[index] for index in order])
+    finished = ranks.first(lambda: _trim(partial, ends))
+    limit = batch_tokens or _BATCH_TOKENS[ranks.device.type]
+    batches = list(_batches(order[finished:], lengths, limit))
+    tokens = [sum(lengths[index] for index in batch) for batch in batches]
+    waiting: Callable[[], Floats] | None = None
+    with _Progress(label, sum(lengths), sum(tokens), ranks) as progress, Signals() as signals:
+        for first in range(0, len(batches) + ranks.num_ranks, ranks.num_ranks):
+            mine = batches[first + ranks.rank] if first + ranks.rank < len(batches) else []
+            # A GPU works on this batch while the host stores the one before.
+            started = start(mine) if mine else None
+            _store(waiting, partial, ranks)
+            progress.add(sum(tokens[max(first - ranks.num_ranks, 0) : first]))
+            waiting = started
+            asked = max(number or 0 for number in ranks.gather(signals.received))
+            if asked:
+                _store(waiting, partial, ranks)
+                raise Stopped(asked)
+    if not ranks.is_main:
+        return []
+    values = np.split(np.fromfile(partial, np.float32), ends[:-1])
+    found: list[Floats] = [values[0]] * len(order)
+    for index, some in zip(order, values, strict=True):
+        found[index] = some
+    return found
+
+
+def digest(run: Run, work: Any) -> str:
+    """Names the work that a partial file belongs to."""
+    return hashlib.sha256(json.dumps([run.label, work]).encode()).hexdigest()[:16]
+
+
+def saved(kind: type[Kind], file: Path, run: Run, settings: dict[str, Any]) -> Kind | None:
+    """The result of the same request to the same run, if it is there with the file beside it."""
+    try:
+        found = kind.load(file)
+    except ValueError:
+        return None
+    same = found.settings == settings and found.run == run.label and file.with_suffix(".safetensors").is_file()
+    return found if same else None
+
+
+def _batches(order: list[int], lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Neighbours together, as many as fit when all are as long as the first, which is the longest."""
+    start = 0
+    while start < len(order):
+        count = max(1, batch_tokens // lengths[order[start]])
+        yield order[start : start + count]
+        start += count
+
+
+def _trim(partial: Path, ends: npt.NDArray[np.int64]) -> int:
+    """How many items the file has whole; what is there of the next is removed."""
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    with partial.open("ab") as file:
+        finished = int(np.searchsorted(ends, file.tell() // 4, side="right"))
+        file.truncate(4 * int(ends[finished - 1]) if finished else 0)
+    return finished
+
+
+def _store(waiting: Callable[[], Floats] | None, partial: Path, ranks: Ranks) -> None:
+    """Appends every rank's values to the file, in the order of ranks, which is that of the items."""
+    parts = ranks.gather(np.zeros(0, np.float32) if waiting is None else waiting())
+    if ranks.is_main:
+        with partial.open("ab") as file:
+            file.writelines(part.tobytes() for part in parts)
+
+
+class _Progress:
+    """Tokens done, their rate and the time left, shown by the main rank."""
+
+    def __init__(self, label: str, total: int, left: int, ranks: Ranks) -> None:
+        self._label, self._total, self._left, self._done = label, total, left, 0
+        self._display = Display() if ranks.is_main else None
+        self._begun = time.monotonic()
+
+    def __enter__(self) -> "_Progress":
+        if self._display is not None:
+            self._display.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._display is not None:
+            self._display.__exit__(None, None, None)
+
+    def add(self, num_tokens: int) -> None:
+        """Counts some more."""
+        self._done += num_tokens
+        rate = self._done / max(time.monotonic() - self._begun, 1e-3)
+        if self._display is not None and rate > 0:
+            left = self._left - self._done
+            part = f"{100 * (1 - left / self._total):.0f}% of {self._total:,} tokens"
+            self._display.show(f"{self._label}  {part}  {rate:,.0f} tokens/s  {duration(left / rate)} left")
