@@ -53,6 +53,31 @@ def test_a_table_and_json(runs, capsys):
         assert Evaluation.load(run / "results" / "eval.json").as_dict() == each
 
 
+def test_json_is_json_however_long_it_takes(runs, capsys, monkeypatch):
+    monkeypatch.setattr("lerope.data.display._LINE_SECONDS", 0.0)
+    for command in (["eval"], ["extrapolate", "--to", 64, "--temperatures", 0.1]):
+        assert call(command[0], runs[1], *command[1:], "--device", "cpu", "--json", "--batch-tokens", 64) == 0
+        said = capsys.readouterr()
+        assert json.loads(said.out)[0]["run"]["recipe"]["encoding"] == "lerope"
+        assert "tokens/s" in said.err
+
+
+def test_runs_of_different_lengths_have_a_table_each(finished, tmp_path, capsys):
+    data = json.loads((finished[0] / "run.json").read_text())["starts"][-1]["data"]
+    other = tiny_run(data, tmp_path / "longer", steps=2, row_length=64).path
+    assert call("eval", finished[0], other, "--device", "cpu") == 0
+    text = capsys.readouterr().out
+    assert "windows of 32 tokens" in text
+    assert "windows of 64 tokens" in text
+    assert "0 to 3 " in text
+    assert "0 to 7 " in text
+
+
+def test_all_runs_are_looked_at_before_any_is_scored(runs, capsys):
+    assert call("eval", runs[0], "nowhere", "--device", "cpu") == 2
+    assert not (runs[0] / "results" / "eval.json").exists()
+
+
 def test_extrapolate_finds_the_dominant_band_and_shows_both_selections(runs, capsys):
     assert call("extrapolate", *runs, "--to", 64, "--device", "cpu", "--temperatures", 0.1) == 0
     text = capsys.readouterr().out
@@ -90,7 +115,7 @@ def test_ctrl_c_keeps_what_is_scored_and_says_how_to_go_on(runs):
     command = [sys.executable, "-m", "lerope", "eval", str(runs[1]), "--device", "cpu", "--batch-tokens", "1"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     results = runs[1] / "results"
-    while not any(path.stat().st_size for path in results.glob(".eval-*.partial")):
+    while not any(path.stat().st_size for path in results.glob(".eval*.partial")):
         assert process.poll() is None, process.communicate()
         time.sleep(0.001)
     process.send_signal(signal.SIGINT)
@@ -99,14 +124,14 @@ def test_ctrl_c_keeps_what_is_scored_and_says_how_to_go_on(runs):
     assert f"go on with `lerope eval {runs[1]} --device cpu --batch-tokens 1`." in error
     assert "Traceback" not in error
     assert call("eval", runs[1], "--device", "cpu") == 0
-    assert not list(results.glob(".eval-*.partial"))
+    assert not list(results.glob(".eval*.partial"))
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
         (("eval", "nowhere"), "lerope eval: nowhere/run.json does not exist"),
-        (("eval",), "lerope eval: name at least one run"),
+        (("eval",), "lerope eval: name at least one finished run"),
         (("extrapolate", "nowhere", "--to", "64"), "lerope extrapolate: nowhere/run.json does not exist"),
     ],
 )

@@ -14,6 +14,17 @@ from tests.data.corpora import write_corpus
 # Steps, tokens and compute of one run of each rung, from the ladder's formulas.
 STEPS = {"52M": 7_880, "217M": 33_040, "608M": 92_760, "1.34B": 204_320, "2.52B": 385_000}
 COMPUTE = {"52M": 1.1697e17, "217M": 3.9234e18, "608M": 3.7176e19, "1.34B": 1.9410e20, "2.52B": 7.1434e20}
+# Forward over 160M tokens: 2 (N_ne + vocabulary x width) + 2 layers x row x width for each.
+EVAL = {
+    rung: 160e6 * 2 * (12 * layers * width**2 + 32_000 * width + layers * 2_048 * width)
+    for rung, layers, width in (
+        ("52M", 6, 512),
+        ("217M", 12, 1_024),
+        ("608M", 18, 1_536),
+        ("1.34B", 24, 2_048),
+        ("2.52B", 30, 2_560),
+    )
+}
 
 OWN = """
 from lerope.launch.study import Study, grid
@@ -75,13 +86,24 @@ def test_a_study_in_processes_of_its_own(capsys, data, tmp_path, monkeypatch):
     text = called(capsys, *study, "--data", data)
     run = tmp_path / "studies" / "mine-demo" / "demo-rope-42-2.52B"
     assert read_run(run).finished
-    loss = Evaluation.load(run / "results" / "eval.json").loss
+    (evaluated,) = (run / "results").glob("eval*.json")
+    loss = Evaluation.load(evaluated).loss
     (row,) = json.loads(called(capsys, *study, "--status", "--json"))
     assert (row["name"], row["state"], row["step"], row["steps"]) == (run.name, "finished", 2, 2)
     assert row["validation_loss"] == pytest.approx(loss, rel=1e-5)
     assert f"{run.name}: finished, validation loss {loss:.4f}" in text
     started = read_run(run).starts
     assert "finished" in called(capsys, *study, "--data", data)
+    assert read_run(run).starts == started
+    other = write_corpus(tmp_path / "other", {"train": [80] * 60, "validation": [40] * 4}, vocab_size=2048, seed=1)
+    for args, problem in (
+        ((*study[:-1], 3, "--data", data), "its steps is 2, not 3"),
+        ((*study, "--data", other), "its data has another fingerprint"),
+    ):
+        assert "1 of 1 runs failed, as said above" in called(capsys, *args, code=1)
+        shown = called(capsys, *args, "--status")
+        assert f"{run.name}: studies/mine-demo/{run.name} has another run: {problem}" in shown
+        assert "2/2" in shown
     assert read_run(run).starts == started
 
 
@@ -91,7 +113,7 @@ def test_a_failure_is_reported_and_ends_with_1(capsys, data, tmp_path, monkeypat
         "lerope.launch.local.carry_out", lambda study, *args: {study.runs[0].name: "train ended with 2: no."}
     )
     error = called(capsys, "ladder", "p", "--demo", "--data", data, code=1)
-    assert error == "1 of 4 runs failed; their logs are in studies/p-demo/logs.\n"
+    assert error == "1 of 4 runs failed, as said above; logs are in studies/p-demo/logs.\n"
 
 
 @pytest.mark.parametrize(
@@ -133,6 +155,7 @@ def test_a_study_costs_the_sum_of_its_runs(capsys, study, runs):
     assert total["compute"] == pytest.approx(sum(number * COMPUTE[rung] for rung, number in runs.items()), rel=5e-5)
     assert total["gpu_hours"]["H200"] == pytest.approx(total["flops"] / (0.4 * 989.4e12) / 3600)
     assert sum(run["flops"] for run in found["runs"]) == total["flops"]
+    assert total["eval_flops"] == pytest.approx(sum(number * EVAL[rung] for rung, number in runs.items()), rel=5e-5)
     for rung in runs:
         (alone,) = json.loads(called(capsys, "plan", rung, "--json", "--gpu", "H200"))["gpus"]
         run = next(run for run in found["runs"] if run["rung"] == rung)
@@ -149,6 +172,9 @@ def test_the_plan_as_a_table(capsys, monkeypatch, columns):
     rows = [line.split() for line in text.splitlines() if line.startswith("total")]
     # 3 x (7,880 + 33,040 + 92,760 + 204,320 + 385,000) steps; 3 x 9.500e20 FLOP.
     assert rows[0][1:5] == ["15", "2,169,000", "284.30B", "2.85e21"]
+    # 15 times slower: 15 / 3 x 160M / 1.033B of a 52M run's time, and 15 / 3 x 160M / 50.46B at 2.52B.
+    assert "77% at 52M" in " ".join(text.split())
+    assert "2% at 2.52B" in " ".join(text.split())
     assert len(rows[1]) == 7
     assert lines["2.52B"]
     codes = called(capsys, "plan", "code")
@@ -165,6 +191,7 @@ def test_a_plan_in_small(capsys):
     found = json.loads(called(capsys, "plan", "main", "--demo", "--json"))
     assert found["total"]["steps"] == 3 * (20 + 40 + 60 + 80 + 100)
     assert {run["rung"] for run in found["runs"]} == {"demo"}
+    assert {run["eval_tokens"] for run in found["runs"]} == {32_768}
 
 
 @pytest.mark.parametrize("command", ["ladder", "sweep"])

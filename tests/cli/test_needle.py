@@ -92,7 +92,7 @@ def test_a_stop_says_how_to_go_on(runs, capsys, monkeypatch):
 
 
 def test_errors_are_one_sentence(runs, capsys, tmp_path):
-    assert "name at least one run to test" in complaint(capsys)
+    assert "name at least one finished run" in complaint(capsys)
     assert "show must be a positive whole number; got 0" in complaint(capsys, runs["random"], "--show", "0")
     assert "do not fit in 512 tokens" in complaint(capsys, runs["random"], "--distractors", "100")
     assert "to must be at least the train length of 512; got 100" in complaint(capsys, runs["random"], "--to", "100")

@@ -114,7 +114,7 @@ def test_frequencies_of_layers_and_heads(sharing):
 def test_columns_and_selections(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     got = extrapolate(tmp_path / "run", TO, Request(device="cpu"), (0.1,), dominant_band=2)
-    assert Extrapolation.load(tmp_path / "run" / "results" / "extrapolation.json") == got
+    assert Extrapolation.load(tmp_path / "run" / "results" / "extrapolation-96.json") == got
     split = validation(run)
     rows = [split.document(index, 0, TO + 1) for index in range(len(split))]
     for stretch in stretches((0.1,), dominant_band=2):

@@ -89,11 +89,15 @@ def test_a_transformer_that_copies_is_always_right_and_its_result_is_kept(tmp_pa
     assert [cell["depth"] for cell in found.cells] == 2 * [0, 0.2, 0.5, 0.8, 1]
     # The logit of the copied token is 32, that of others 0.
     assert all(t["margin"] == pytest.approx(32, abs=0.1) for t in found.totals)
-    assert Needle.load(run / "results" / "needle.json") == found
-    kept = load_file(run / "results" / "needle.safetensors")
+    file = run / "results" / "needle-samples-1-distractors-1-7-depths-0-0.2-0.5-0.8-1.json"
+    assert Needle.load(file) == found
+    kept = load_file(file.with_suffix(".safetensors"))
     assert kept["outcome"].tolist() == [GOLD] * 10
     assert kept["num_distractors"].tolist() == [1] * 5 + [7] * 5
-    assert sorted(path.name for path in (run / "results").glob("*needle*")) == ["needle.json", "needle.safetensors"]
+    assert sorted(path.name for path in (run / "results").glob("*needle*")) == [
+        file.name,
+        file.with_suffix(".safetensors").name,
+    ]
     (run / "model" / "model.safetensors").unlink()
     assert needle(run, request) == found
     with pytest.raises(ValueError, match="does not hold a whole model"):
@@ -286,7 +290,7 @@ def test_one_needle_beyond_the_train_length(random_run, haystacks):
     request = Request(samples=1, depths=(0.5,), to=1500, method="none", device="cpu")
     plain = needle(random_run, request)
     names = {path.name for path in (random_run / "results").glob("needle-long*.json")}
-    assert names == {"needle-long.json", "needle-long-none.json"}
+    assert names == {"needle-long-1500-samples-1-depths-0.5.json", "needle-long-1500-none-samples-1-depths-0.5.json"}
     # Within the train length nothing is stretched, beyond it something is.
     assert found.totals[0] == plain.totals[0]
     assert found.totals[1]["margin"] != plain.totals[1]["margin"]

@@ -11,6 +11,8 @@ import pandas
 import pytest
 import torch
 from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_torch
+from safetensors.torch import save_file as save_torch
 
 from lerope.data.packing import windows
 from lerope.data.shards import Corpus
@@ -26,7 +28,7 @@ from lerope.results import Evaluation
 from lerope.runs import read_records
 from lerope.train.parallel import Ranks
 from tests.ranks import run_ranks
-from tests.train.runs import edit
+from tests.train.runs import cut, edit
 
 LENGTH = 32
 ALONE = Ranks(0, 1, 1, torch.device("cpu"))
@@ -165,8 +167,8 @@ def test_goes_on_where_it_was_cut_off(run, tmp_path, monkeypatch, num_bytes):
     content = (tmp_path / "whole").read_bytes()
     (tmp_path / "partial").write_bytes(content[:num_bytes])
     rows = []
-    before = Scorer.losses
-    monkeypatch.setattr(Scorer, "losses", lambda self, some: rows.extend(some) or before(self, some))
+    before = Scorer.start
+    monkeypatch.setattr(Scorer, "start", lambda self, some: rows.extend(some) or before(self, some))
     got = scored(run, tmp_path / "partial", batch_tokens=40)
     for losses, other in zip(got, want, strict=True):
         np.testing.assert_allclose(losses, other, atol=3e-6)
@@ -188,22 +190,95 @@ def test_stops_and_goes_on(fresh, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         patch.setattr(work, "Signals", Interrupted)
         evaluate(fresh, Request(device="cpu", batch_tokens=70))
-    (partial,) = (fresh / "results").glob(".eval-*.partial")
+    (partial,) = (fresh / "results").glob(".eval*.partial")
     assert 0 < partial.stat().st_size < 4 * whole.num_tokens
     again = evaluate(fresh, Request(device="cpu", batch_tokens=70))
     assert replace(again, provenance={}) == replace(whole, provenance={})
-    assert not list((fresh / "results").glob(".eval-*.partial"))
+    assert not list((fresh / "results").glob(".eval*.partial"))
 
 
 def test_a_result_is_not_computed_twice_but_another_request_is(fresh, monkeypatch):
     first = evaluate(fresh, Request(device="cpu"))
     with monkeypatch.context() as patch:
-        patch.setattr(Scorer, "losses", None)
+        patch.setattr(Scorer, "start", None)
         assert evaluate(fresh, Request(device="cpu", batch_tokens=64)) == first
-    some = evaluate(fresh, Request(device="cpu", max_tokens=100))
-    assert 100 <= some.num_tokens < first.num_tokens
-    edit(fresh / "run.json", created="another time")
-    assert evaluate(fresh, Request(device="cpu", max_tokens=100)).run["created"] == "another time"
+        renamed = fresh.rename(fresh.with_name("renamed"))
+        assert evaluate(renamed, Request(device="cpu")) == first
+    edit(renamed / "run.json", created="another time")
+    assert evaluate(renamed, Request(device="cpu")).run["created"] == "another time"
+
+
+def test_fewer_tokens_are_answered_from_more_and_replace_nothing(fresh, tmp_path, monkeypatch):
+    shutil.copytree(fresh, tmp_path / "other")
+    for request in (Request(device="cpu", max_tokens=100), Request(device="cpu", max_tokens=400)):
+        some = evaluate(tmp_path / "other", request)
+        assert request.max_tokens <= some.num_tokens < request.max_tokens + 150
+    whole = evaluate(fresh, Request(device="cpu"))
+    files = {path.name: path.read_bytes() for path in (fresh / "results").iterdir()}
+    with monkeypatch.context() as patch:
+        patch.setattr(Scorer, "start", None)
+        again = evaluate(fresh, Request(device="cpu", max_tokens=400))
+    assert again.loss == pytest.approx(some.loss, abs=1e-6)
+    ignored = {"run": {}, "provenance": {}, "loss": 0, "perplexity": 0, "document_mean_loss": 0, "by_position": []}
+    assert replace(again, **ignored) == replace(some, **ignored)
+    assert files == {path.name: path.read_bytes() for path in (fresh / "results").iterdir()}
+    assert evaluate(fresh, Request(device="cpu")) == whole
+
+
+def test_every_other_request_has_a_file_of_its_own(text_run, tmp_path):
+    shutil.copytree(text_run, tmp_path / "run", ignore=shutil.ignore_patterns("eval*"))
+    for number, content in enumerate(("one two three", "four five six")):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "a.txt").write_text(content)
+    requests = [
+        Request(device="cpu", **fields)
+        for fields in (
+            {},
+            {"truncate": True},
+            {"length": 16},
+            {"precision": "bf16"},
+            {"text": (str(tmp_path / "0" / "a.txt"),)},
+            {"text": (str(tmp_path / "1" / "a.txt"),)},
+        )
+    ]
+    for request in requests:
+        evaluate(tmp_path / "run", request)
+    assert len(list((tmp_path / "run" / "results").glob("eval*.json"))) == len(requests)
+
+
+def test_a_cut_file_of_losses_is_made_again(fresh):
+    whole = evaluate(fresh, Request(device="cpu"))
+    cut(fresh / "results" / "eval.safetensors")
+    assert replace(evaluate(fresh, Request(device="cpu")), provenance={}) == replace(whole, provenance={})
+    assert len(load_file(fresh / "results" / "eval.safetensors")["losses"]) == whole.num_tokens
+
+
+def test_weights_that_are_not_finite_are_refused(fresh):
+    weights = load_torch(fresh / "model" / "model.safetensors")
+    weights["norm.weight"][0] = math.nan
+    save_torch(weights, fresh / "model" / "model.safetensors")
+    with pytest.raises(ValueError, match="losses of document 0 are not finite"):
+        evaluate(fresh, Request(device="cpu"))
+    assert not list((fresh / "results").glob(".eval*"))
+
+
+def test_memory_that_runs_out_is_a_sentence(fresh, monkeypatch):
+    def fail(self, rows):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Scorer, "start", fail)
+    with pytest.raises(
+        ValueError, match="memory ran out with 3 rows of 32 tokens at a time; take fewer with --batch-t"
+    ):
+        evaluate(fresh, Request(device="cpu", batch_tokens=100))
+
+
+def test_no_more_text_is_read_than_is_scored(text_run, tmp_path, monkeypatch):
+    for number in range(5):
+        (tmp_path / f"{number}.txt").write_text("the quick brown fox")
+    (tmp_path / "9.txt").write_bytes(b"\xff is never read")
+    got = evaluate(text_run, Request(text=(str(tmp_path),), device="cpu", max_tokens=20))
+    assert 20 <= got.num_tokens < 60
 
 
 def test_the_file_is_typed_and_a_table(fresh):
@@ -230,7 +305,7 @@ def test_text_from_outside(text_run, tmp_path):
     assert got.loss == pytest.approx(mean(want), abs=1e-6)
     assert got.bits_per_byte == pytest.approx(got.loss * got.num_tokens / math.log(2) / len(text.encode()), rel=1e-6)
     assert got.settings["documents"] == "a.txt"
-    assert (text_run / "results" / "eval-a.txt.json").is_file()
+    assert len(list((text_run / "results").glob("eval-a.txt-????????.json"))) == 1
 
 
 def test_bits_per_byte_of_a_split_are_of_its_whole_text(text_run):
@@ -253,6 +328,7 @@ BAD = {
     ),
     "no text": (lambda run: None, {"text": ("nowhere.txt",)}, "'nowhere.txt' does not exist"),
     "length": (lambda run: None, {"length": 0}, "length must be a positive"),
+    "huge": (lambda run: None, {"length": 10**12, "truncate": True, "text": ("nowhere.txt",)}, "does not exist"),
     "device": (lambda run: None, {"device": "cuda"}, "device must be one that is there; got 'cuda'"),
 }
 

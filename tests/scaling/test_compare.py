@@ -330,3 +330,19 @@ def test_a_rung_trained_for_several_numbers_of_steps_counts_as_several(tmp_path)
     assert [each["rung"] for each in found.multipliers] == ["52M, 100 steps", "52M, 400 steps"]
     with pytest.raises(ValueError, match="are no pair: steps is 100 in the first and 400 in the second"):
         compare([paths[0], paths[3]])
+
+
+def test_what_changes_no_weight_may_differ(tmp_path):
+    rope = write_run(tmp_path / "a", "rope", recipe={"validation_tokens": 1, "frequency_learning_rate": 1.0})
+    lerope = write_run(tmp_path / "b", "lerope", recipe={"validation_tokens": 2, "frequency_learning_rate": 2.0})
+    assert len(compare([rope, lerope]).effects) == 1
+    other = write_run(tmp_path / "c", "lerope,sharing=layer", recipe={"frequency_learning_rate": 3.0})
+    with pytest.raises(ValueError, match="are no pair: frequency_learning_rate is 2.0"):
+        compare([lerope, other])
+
+
+def test_frozen_frequencies_of_two_files_are_not_one_method(tmp_path):
+    paths = [write_run(tmp_path / f"rope-{seed}", "rope", seed) for seed in (1, 2)]
+    paths += [write_run(tmp_path / f"frozen-{seed}", f"{seed}/frequencies.json", seed) for seed in (1, 2)]
+    with pytest.raises(ValueError, match="are both of method frozen and started from different frequencies"):
+        compare(paths)

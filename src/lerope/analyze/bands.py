@@ -8,6 +8,7 @@ cross-correlation, so that an FFT gives all distances at once, exactly.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,52 +56,19 @@ def measure_bands(target: Target, num_rows: int, device: torch.device) -> Bands:
         return found
     check_rows(rows, target)
     subject = target.load(device)
-    measured = measure(subject, rows, f"{target.name}, bands")
-    curves = measured.contributions
-    rms, layer_rms = variation(curves.mean(0)), variation(curves)
-    theta = mean_frequencies(subject)
-    dominant = dominant_band(curves) if bool(subject.frequencies.any()) else None
-    others = np.delete(rms, dominant) if dominant is not None else rms
-    result = Bands(
-        run=target.label,
-        settings=settings,
-        provenance=provenance(),
-        train_length=target.train_length,
-        dominant_band=dominant,
-        dominant_wavelength=None if dominant is None else wavelength(theta[dominant]),
-        dominance=None if dominant is None or not len(others) else float(rms[dominant] / others.max()),
-        bands=[
-            BandContribution(
-                band=band,
-                wavelength=wavelength(theta[band]),
-                rms=float(rms[band]),
-                mean=float(curves[:, band, 1:].mean()),
-                layer_spread=float(np.sqrt((curves[:, band, 1:].std(0) ** 2).mean())),
-            )
-            for band in range(subject.num_bands)
-        ],
-        layers=[
-            LayerBand(
-                layer=layer,
-                band=band,
-                query_norm=float(measured.query_norms[layer, :, band].mean()),
-                key_norm=float(measured.key_norms[layer, :, band].mean()),
-                bound=float(measured.bounds[layer, :, band].mean()),
-                rms=float(layer_rms[layer, band]),
-            )
-            for layer in range(subject.num_layers)
-            for band in range(subject.num_bands)
-        ],
-    )
-    arrays = {
-        "contributions": curves,
-        "mean": curves.mean(0),
-        "std": curves.std(0),
-        "query_norms": measured.query_norms,
-        "key_norms": measured.key_norms,
-        "bounds": measured.bounds,
-    }
-    store(result, target, FILE, arrays)
+    with target.held():
+        measured = measure(subject, rows, f"{target.name}, bands")
+        result = _summarise(target, settings, subject, measured)
+        curves = measured.contributions
+        arrays = {
+            "contributions": curves,
+            "mean": curves.mean(0),
+            "std": curves.std(0),
+            "query_norms": measured.query_norms,
+            "key_norms": measured.key_norms,
+            "bounds": measured.bounds,
+        }
+        store(result, target, FILE, arrays)
     return result
 
 
@@ -148,6 +116,45 @@ def measure(subject: Subject, rows: Sequence[Tokens], label: str) -> Measured:
     )
 
 
+def _summarise(target: Target, settings: dict[str, Any], subject: Subject, measured: Measured) -> Bands:
+    curves = measured.contributions
+    rms, layer_rms = variation(curves.mean(0)), variation(curves)
+    theta = mean_frequencies(subject)
+    dominant = dominant_band(curves, subject.frequencies)
+    others = np.delete(rms, dominant) if dominant is not None else np.zeros(1)
+    return Bands(
+        run=target.label,
+        settings=settings,
+        provenance=provenance(),
+        train_length=target.train_length,
+        dominant_band=dominant,
+        dominant_wavelength=None if dominant is None else wavelength(theta[dominant]),
+        dominance=float(rms[dominant] / others.max()) if others.any() else None,
+        bands=[
+            BandContribution(
+                band=band,
+                wavelength=wavelength(theta[band]),
+                rms=float(rms[band]),
+                mean=float(curves[:, band, 1:].mean()),
+                layer_spread=float(np.sqrt((curves[:, band, 1:].std(0) ** 2).mean())),
+            )
+            for band in range(subject.num_bands)
+        ],
+        layers=[
+            LayerBand(
+                layer=layer,
+                band=band,
+                query_norm=float(measured.query_norms[layer, :, band].mean()),
+                key_norm=float(measured.key_norms[layer, :, band].mean()),
+                bound=float(measured.bounds[layer, :, band].mean()),
+                rms=float(layer_rms[layer, band]),
+            )
+            for layer in range(subject.num_layers)
+            for band in range(subject.num_bands)
+        ],
+    )
+
+
 def _summed_logits(turned: Turned) -> Floats:
     """The sum over heads and queries of each band's part of the logits: (bands, length), by distance."""
     length, num_heads, num_bands = turned.q.shape
@@ -171,15 +178,18 @@ def variation(curves: Floats) -> Floats:
     return spread
 
 
-def dominant_band(values: Floats) -> int:
-    """The band whose contribution, as the mean over layers, varies most with distance.
+def dominant_band(values: Floats, frequencies: Tensor) -> int | None:
+    """The band whose contribution, as the mean over layers, varies most with distance; None where no band turns.
 
-    Without its mean taken off, a band that hardly turns and adds a constant would win.
+    Without its mean taken off, a band that hardly turns and adds a constant would win. Bands that do not turn at all
+    carry content alone, whatever its part in the logits at a distance.
 
     Args:
         values: (layers, bands, distances).
+        frequencies: (..., bands).
     """
-    return int(np.argmax(variation(values.mean(0))))
+    turns = (frequencies.reshape(-1, frequencies.shape[-1]) != 0).any(0).cpu().numpy()
+    return int(np.argmax(np.where(turns, variation(values.mean(0)), -1.0))) if turns.any() else None
 
 
 def full_rows(source: Source, length: int, count: int) -> list[Tokens]:

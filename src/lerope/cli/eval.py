@@ -3,18 +3,22 @@
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from lerope.cli.stopping import leave, stoppable
 from lerope.evaluate.perplexity import Request
+from lerope.results import RunResult
 
 if TYPE_CHECKING:
     from lerope.results import Evaluation
+
+Kind = TypeVar("Kind", bound=RunResult)
 
 _SHOWN_BINS = 8
 
@@ -40,16 +44,34 @@ def evaluate(
     from lerope.evaluate.perplexity import evaluate as carry_out
     from lerope.train.parallel import start_ranks
 
-    if not runs:
-        raise ValueError("name at least one run to evaluate.")
-    with stoppable():
+    check_runs(runs)
+    with stoppable(quiet=json_):
         results = [carry_out(run, request) for run in runs]
     if start_ranks(request.device).is_main:
         if json_:
             print(json.dumps([result.as_dict() for result in results], indent=1))
         else:
-            _show(results)
+            for group in alike(results):
+                _show(group)
     leave(0)
+
+
+def check_runs(runs: tuple[Path, ...]) -> None:
+    """Raises unless there are runs and all of them are finished: better now than after hours."""
+    from lerope.runs import finished_run
+
+    if not runs:
+        raise ValueError("name at least one finished run; got none.")
+    for run in runs:
+        finished_run(run)
+
+
+def alike(results: list[Kind]) -> list[list[Kind]]:
+    """Results with the same settings together, for a table each."""
+    groups: dict[str, list[Kind]] = {}
+    for result in results:
+        groups.setdefault(json.dumps(result.settings, sort_keys=True), []).append(result)
+    return list(groups.values())
 
 
 def _show(results: list["Evaluation"]) -> None:
@@ -62,7 +84,7 @@ def _show(results: list["Evaluation"]) -> None:
         table.add_column(heading, justify="left" if heading == "run" else "right", overflow="fold")
     for result in results:
         table.add_row(
-            result.run["name"],
+            escape(result.run["name"]),
             f"{result.num_documents:,}",
             f"{result.num_tokens:,}",
             f"{result.loss:.4f}",
@@ -78,8 +100,8 @@ def _positions(results: list["Evaluation"]) -> Table:
     table = Table(title="nats by position in the window", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("position", justify="right")
     for result in results:
-        table.add_column(result.run["name"], justify="right", overflow="fold")
-    bins = max((result.by_position for result in results), key=len)
+        table.add_column(escape(result.run["name"]), justify="right", overflow="fold")
+    bins = results[0].by_position
     width = math.ceil(len(bins) / _SHOWN_BINS)
     for start in range(0, len(bins), width):
         group = slice(start, start + width)

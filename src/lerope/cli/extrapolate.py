@@ -9,11 +9,14 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional, arg
 
+from lerope.cli.eval import alike, check_runs
 from lerope.cli.stopping import leave, stoppable
 from lerope.evaluate.extrapolation import ALL, LONG, TEMPERATURES
 from lerope.model.accounting import Precision
 
 if TYPE_CHECKING:
+    import torch
+
     from lerope.evaluate.perplexity import Request
     from lerope.results import Extrapolation
 
@@ -59,37 +62,37 @@ def extrapolate(
     from lerope.evaluate.perplexity import Request
     from lerope.train.parallel import start_ranks
 
-    if not runs:
-        raise ValueError("name at least one run to score.")
+    check_runs(runs)
     request = Request(
         data=data, text=text, max_tokens=max_tokens, precision=precision, device=device, batch_tokens=batch_tokens
     )
     results = []
-    with stoppable():
+    ranks = start_ranks(device)
+    with stoppable(quiet=json_):
         for run in runs:
-            band = _dominant_band(run, request) if dominant_band is None else dominant_band
+            band = dominant_band
+            if band is None:
+                band = ranks.first(lambda run=run: _dominant_band(run, request, ranks.device))  # type: ignore[misc]
             results.append(carry_out(run, to, request, temperatures, band))
-    if start_ranks(device).is_main:
+    if ranks.is_main:
         if json_:
             print(json.dumps([result.as_dict() for result in results], indent=1))
         else:
-            _show(results, to)
+            for group in alike(results):
+                _show(group, to)
     leave(0)
 
 
-def _dominant_band(path: Path, request: "Request") -> int | None:
+def _dominant_band(path: Path, request: "Request", device: "torch.device") -> int | None:
     """The band that carries position in this run; None where no band turns."""
     from lerope.analyze.bands import contributions, dominant_band, full_rows
     from lerope.model.saved import load_model
     from lerope.runs import finished_run
-    from lerope.train.parallel import start_ranks
 
     run = finished_run(path)
     model = load_model(path)
-    if not bool(model.encoding.artifact().tensor().any()):
-        return None
     rows = full_rows(request.documents(run).source, int(run.recipe["row_length"]), _NUM_ROWS)
-    return dominant_band(contributions(model, rows, start_ranks(request.device).device))
+    return dominant_band(contributions(model, rows, device), model.encoding.artifact().tensor())
 
 
 def _show(results: list["Extrapolation"], to: int) -> None:

@@ -43,6 +43,8 @@ def multipliers(
     if paper == bool(paths):
         raise ValueError("give either a FILE of losses, or RUNS, or --paper.")
     if paper:
+        if baseline is not None or out is not None:
+            raise ValueError("--paper takes no --baseline and no --out; leave them out, or redirect --json.")
         _paper(json_)
         return
     tables = [path for path in paths if not path.is_dir()]

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
+from lerope.cli.eval import alike, check_runs
 from lerope.cli.stopping import leave, stoppable
 from lerope.evaluate.needle import Request
 
@@ -48,18 +49,18 @@ def needle(
     from lerope.evaluate.needle import needle as carry_out
     from lerope.train.parallel import start_ranks
 
-    if not runs:
-        raise ValueError("name at least one run to test.")
+    check_runs(runs)
     if show is not None:
         _show_prompts(runs[0], request, show)
         return
-    with stoppable():
+    with stoppable(quiet=json_):
         results = [carry_out(run, request) for run in runs]
     if start_ranks(request.device).is_main:
         if json_:
             print(json.dumps([result.as_dict() for result in results], indent=1))
         else:
-            _show(results)
+            for group in alike(results):
+                _show(group)
     leave(0)
 
 

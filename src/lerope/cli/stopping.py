@@ -4,17 +4,22 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import NoReturn
 
 from lerope.data.signals import Stopped
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
-    """Ends the process with 128 + the signal's number once its work is saved, and says how to go on."""
+def stoppable(quiet: bool = False) -> Iterator[None]:
+    """Ends the process with 128 + the signal's number once its work is saved, and says how to go on.
+
+    Args:
+        quiet: keep standard output free for a result, and show progress on standard error.
+    """
     try:
-        yield
+        with redirect_stdout(sys.stderr if quiet else sys.stdout):
+            yield
     except Stopped as stopped:
         command = shlex.join(["lerope", *sys.argv[1:]])
         if "RANK" in os.environ:

@@ -1,7 +1,7 @@
 """What is scored: a split of a prepared corpus, or texts from outside, with a fingerprint that says which."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -74,25 +74,34 @@ def validation_documents(run: Run, data: Path | None = None, verify: Verify = "c
     return Documents(name, split, fingerprint, corpus.manifest.splits["validation"].num_bytes, is_own)
 
 
-def outside_documents(run: Run, sources: Sequence[str], text_field: str | None = None) -> Documents:
-    """Texts from files, folders or datasets, as `lerope data prepare` reads them, in the run's own tokens."""
+def outside_documents(run: Run, sources: Sequence[str], max_tokens: int | None = None) -> Documents:
+    """Texts from files, folders or datasets, as `lerope data prepare` reads them, in the run's own tokens.
+
+    No more is read than it takes to reach `max_tokens`.
+    """
     tokenizer = Tokenizer(run.path / "model" / TOKENIZER, run.recipe["model"]["vocab_size"])
-    texts = [
-        text
-        for source in sources
-        for part in find_parts(source, text_field)
-        for record in read_part(part)
-        for text in record.texts
-        if text
-    ]
-    if not texts:
-        raise ValueError(f"{', '.join(sources)} holds no text; name sources with text.")
-    tokens = tokenizer.encode(texts)
+    tokens: list[Tokens] = []
     digest = hashlib.sha256(tokenizer.sha256.encode())
-    for document in tokens:
+    num_bytes = num_tokens = 0
+    for text in _texts(sources):
+        (document,) = tokenizer.encode([text])
+        tokens.append(document)
         digest.update(len(document).to_bytes(8, "little") + document.astype("<u4").tobytes())
+        num_bytes += len(text.encode())
+        num_tokens += len(document) - 1
+        if max_tokens is not None and num_tokens >= max_tokens:
+            break
+    if not tokens:
+        raise ValueError(f"{', '.join(sources)} holds no text; name sources with text.")
     name = ", ".join(Path(source).name if Path(source).exists() else source for source in sources)
-    return Documents(name, Texts(tokens), digest.hexdigest(), sum(len(text.encode()) for text in texts), False)
+    return Documents(name, Texts(tokens), digest.hexdigest(), num_bytes, False)
+
+
+def _texts(sources: Sequence[str]) -> Iterator[str]:
+    for source in sources:
+        for part in find_parts(source):
+            for record in read_part(part):
+                yield from filter(None, record.texts)
 
 
 def _tokenizer_sha256(run: Run) -> str:

@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from safetensors.numpy import save_file
-
 from lerope.data.files import locked
 from lerope.data.packing import Piece
 from lerope.evaluate.losses import Floats64, position_sums, window_losses
-from lerope.evaluate.perplexity import Request, select
+from lerope.evaluate.perplexity import Request, document_words, perplexity, select
 from lerope.evaluate.scorer import Scorer, Stretch
-from lerope.evaluate.work import Floats, digest, saved
+from lerope.evaluate.work import Floats, file_name, partial_file, remove_partial, save_arrays, saved
 from lerope.model.saved import load_model
 from lerope.results import Extrapolation, ExtrapolationBin, ExtrapolationRow
 from lerope.rotary.frequencies import check_count, check_number
@@ -90,13 +88,17 @@ def extrapolate(
         "dominant_band": dominant_band,
     }
     results = run.path / RESULTS
-    file = results / "extrapolation.json"
+    words = [*document_words(documents), *[str(to)] * (to != 2 * train_length)]
+    words += [f"first{request.max_tokens}"] * (request.max_tokens is not None)
+    words += [request.precision] * (request.precision != "float32")
+    file = results / file_name("extrapolation", *words)
+    pieces = ranks.together(lambda: select(documents, to, truncate=True, max_tokens=request.max_tokens))
     with ExitStack() as held:
         ranks.first(lambda: held.enter_context(locked(results)))
         found = ranks.first(lambda: saved(Extrapolation, file, run, settings))
         if found is not None:
+            ranks.first(lambda: remove_partial(file))
             return found
-        pieces = select(documents, to, truncate=True, max_tokens=request.max_tokens)
         short = [piece for piece in pieces if piece.stop <= train_length]
         long = [piece for piece in pieces if piece.stop > train_length]
         if not long:
@@ -104,11 +106,9 @@ def extrapolate(
                 f"{documents.name} has no document longer than the train length of {train_length:,} tokens; score "
                 "other documents with --data or --text, or more of them with --max-tokens."
             )
-        model = load_model(run.path)
-        partials: list[Path] = []
+        model = ranks.together(lambda: load_model(run.path))
 
         def score(stretch: Stretch, some: list[Piece], label: str) -> list[Floats]:
-            partials.append(results / f".extrapolation-{digest(run, [settings, label])}.partial")
             scorer = Scorer(
                 model, train_length=train_length, device=ranks.device, precision=request.precision, stretch=stretch
             )
@@ -117,7 +117,7 @@ def extrapolate(
                 documents.source,
                 some,
                 ranks=ranks,
-                partial=partials[-1],
+                partial=partial_file(file, run, [settings, label]),
                 label=f"{run.name}, {label}",
                 batch_tokens=request.batch_tokens,
             )
@@ -127,8 +127,7 @@ def extrapolate(
 
         def finish() -> Extrapolation:
             result = _summarise(run, settings, same, ways, to, train_length, file)
-            for partial in partials:
-                partial.unlink()
+            remove_partial(file)
             return result
 
         return ranks.first(finish)
@@ -164,8 +163,7 @@ def _summarise(
             rows.append(_row(label, len(chosen), sums, counts, train_length))
             bins += _bins(label, sums, counts, to)
             curves |= {f"{selection}.{number}.sums": sums, f"{selection}.{number}.counts": counts}
-    file.unlink(missing_ok=True)
-    save_file(curves, file.with_suffix(".safetensors"))
+    save_arrays(file, curves)
     result = Extrapolation(run=run.label, settings=settings, provenance=provenance(), ways=rows, by_position=bins)
     result.save(file)
     return result
@@ -183,7 +181,7 @@ def _row(
     row: dict[str, Any] = {**label, "num_documents": num_documents, "num_tokens": int(counts.sum())}
     row["num_extrapolated"] = int(counts[train_length:].sum())
     for part, loss in losses.items():
-        row |= {f"{part}_loss": loss, f"{part}_perplexity": math.exp(loss)}
+        row |= {f"{part}_loss": loss, f"{part}_perplexity": perplexity(loss)}
     return cast(ExtrapolationRow, row)
 
 

@@ -34,15 +34,23 @@ def window_losses(
 
     def start(batch: list[int]) -> Callable[[], Floats]:
         some = [windows[index] for index in batch]
-        losses = scorer.losses([source.document(each.document, each.start, each.stop + 1) for each in some])
+        losses = scorer.start([source.document(each.document, each.start, each.stop + 1) for each in some])
 
         def wait() -> Floats:
-            rows = losses.cpu().numpy()
+            rows = losses().numpy()
             return np.concatenate([row[: lengths[index]] for row, index in zip(rows, batch, strict=True)])
 
         return wait
 
-    return in_batches(lengths, lengths, start, ranks=ranks, partial=partial, label=label, batch_tokens=batch_tokens)
+    found = in_batches(lengths, lengths, start, ranks=ranks, partial=partial, label=label, batch_tokens=batch_tokens)
+    for window, losses in zip(windows, found, strict=False):
+        if not np.isfinite(losses).all():
+            partial.unlink()
+            raise ValueError(
+                f"{label}: losses of document {window.document} are not finite, so the model's weights are not either; "
+                "train again with a lower learning_rate."
+            )
+    return found
 
 
 def position_sums(losses: Sequence[Floats], length: int) -> tuple[Floats64, Floats64]:

@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import re
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import save_file
 
 from lerope.data.files import locked
 from lerope.data.shards import TOKENIZER
@@ -19,18 +17,20 @@ from lerope.evaluate.answers import DISTRACTOR, GOLD, OTHER, Place, ask_all
 from lerope.evaluate.filler import load_filler
 from lerope.evaluate.haystack import Haystacks, Prompt
 from lerope.evaluate.scorer import Scorer, Stretch
-from lerope.evaluate.work import Floats, digest, saved
+from lerope.evaluate.work import Floats, file_name, partial_file, remove_partial, save_arrays, saved
 from lerope.model.accounting import Precision
 from lerope.model.saved import load_model
 from lerope.results import Needle, NeedleCell, NeedleLeftOut
 from lerope.rotary.extension import Method
 from lerope.rotary.frequencies import check_choice, check_count, check_number
-from lerope.runs import RESULTS, Run, finished_run, provenance
+from lerope.runs import RESULTS, Run, finished_run
 from lerope.train.parallel import start_ranks
+from lerope.train.rundir import provenance
 
 DISTRACTORS = (1, 3, 7, 15, 31)
 DEPTHS = tuple(tenth / 10 for tenth in range(11))
 
+_LONGEST = 32_768
 _NORMAL_95 = 1.959963984540054
 
 
@@ -160,33 +160,33 @@ def needle(path: Path, request: Request | None = None) -> Needle:
     work = ranks.together(lambda: plan(run, request))
     settings = _settings(run, request, work)
     results = run.path / RESULTS
-    file = results / f"{_stem(request, work)}.json"
+    file = results / _name(request, work)
     with ExitStack() as held:
         ranks.first(lambda: held.enter_context(locked(results)))
         found = ranks.first(lambda: saved(Needle, file, run, settings))
         if found is not None:
+            ranks.first(lambda: remove_partial(file))
             return found
         scorer = Scorer(
-            load_model(run.path),
+            ranks.together(lambda: load_model(run.path)),
             train_length=int(run.recipe["row_length"]),
             device=ranks.device,
             precision=request.precision,
             stretch=_stretch(request),
         )
-        partial = results / f".{file.stem}-{digest(run, settings)}.partial"
         records = ask_all(
             scorer,
             work.prompt,
             work.places,
             ranks=ranks,
-            partial=partial,
+            partial=partial_file(file, run, settings),
             label=f"{run.name}, needles",
             batch_tokens=request.batch_tokens,
         )
 
         def finish() -> Needle:
             result = _summarise(run, settings, work, records, file)
-            partial.unlink()
+            remove_partial(file)
             return result
 
         return ranks.first(finish)
@@ -228,14 +228,18 @@ def _stretch(request: Request) -> Stretch | None:
     return Stretch(method=method, temperature=temperature, dominant_band=request.dominant_band)
 
 
-def _stem(request: Request, work: Plan) -> str:
-    parts = ["needle"]
-    parts += ["long"] * (request.to is not None)
-    if request.method not in (None, "yarn"):
-        parts.append(str(request.method))
+def _name(request: Request, work: Plan) -> str:
+    usual = Request(to=request.to)
+    words = [] if request.to is None else ["long"]
+    words += [str(request.to)] * (request.to is not None and request.to != _LONGEST)
+    words += [str(request.method)] * (request.method not in (None, "yarn"))
     if request.filler is not None:
-        parts.append(re.sub(r"[^A-Za-z0-9.]+", "-", work.haystacks.filler.name).strip("-.")[:60])
-    return "-".join(parts)
+        words += [work.haystacks.filler.name, work.haystacks.filler.fingerprint[:8]]
+    for field in ("samples", "distractors", "depths", "temperature", "dominant_band", "seed", "precision"):
+        value = getattr(request, field)
+        if value != getattr(usual, field):
+            words.append(f"{field}-{' '.join(map(str, value)) if isinstance(value, tuple) else value}")
+    return file_name("needle", *words)
 
 
 def _summarise(run: Run, settings: dict[str, Any], work: Plan, records: Floats, file: Path) -> Needle:
@@ -250,8 +254,7 @@ def _summarise(run: Run, settings: dict[str, Any], work: Plan, records: Floats, 
         "margin": np.ascontiguousarray(records[:, 2]),
         "worst_margin": np.ascontiguousarray(records[:, 3]),
     }
-    file.unlink(missing_ok=True)
-    save_file(columns, file.with_suffix(".safetensors"))
+    save_arrays(file, columns)
     groups: dict[tuple[int, int, float | None], list[int]] = {}
     for index, place in enumerate(work.places):
         for depth in (place.depth, None):

@@ -1,14 +1,14 @@
 """Loss and perplexity of a run over documents that are not packed."""
 
 import math
-import re
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+import numpy.typing as npt
+from safetensors import safe_open
 
 from lerope.data.files import locked
 from lerope.data.packing import Piece, windows
@@ -16,7 +16,7 @@ from lerope.data.shards import Verify
 from lerope.evaluate.documents import Documents, outside_documents, validation_documents
 from lerope.evaluate.losses import position_sums, window_losses
 from lerope.evaluate.scorer import Scorer
-from lerope.evaluate.work import Floats, digest, saved
+from lerope.evaluate.work import Floats, file_name, partial_file, remove_partial, save_arrays, saved
 from lerope.model.accounting import Precision
 from lerope.model.saved import load_model
 from lerope.results import Evaluation, PositionBin
@@ -61,7 +61,7 @@ class Request:
 
         def read(verify: Verify) -> Documents:
             if self.text:
-                return outside_documents(run, self.text)
+                return outside_documents(run, self.text, self.max_tokens)
             return validation_documents(run, self.data, verify)
 
         if ranks is None or ranks.num_ranks == 1:
@@ -73,15 +73,14 @@ class Request:
 def evaluate(path: Path, request: Request | None = None) -> Evaluation:
     """Scores a finished run and leaves `results/eval.json` with the loss of every token beside it.
 
-    Scored again with the same request, it returns what is there. The file of another request than the usual has more in
-    its name: what it was scored on, `truncated`, the length.
+    What is there is not scored again: neither the same request nor fewer tokens of it. The file of a request that is
+    not as usual has more in its name: what it was scored on, `truncated`, the length, the precision.
     """
     request = request or Request()
     ranks = start_ranks(request.device)
     run = ranks.together(lambda: finished_run(path))
     documents = request.documents(run, ranks)
-    train_length = int(run.recipe["row_length"])
-    length = request.length or train_length
+    length = request.length or int(run.recipe["row_length"])
     settings = {
         "documents": documents.name,
         "fingerprint": documents.fingerprint,
@@ -91,28 +90,34 @@ def evaluate(path: Path, request: Request | None = None) -> Evaluation:
         "precision": request.precision,
     }
     results = run.path / RESULTS
-    file = results / f"{_stem(request, documents, length, train_length)}.json"
+    file = results / _name(request, documents, length != run.recipe["row_length"])
+    pieces = ranks.together(lambda: select(documents, length, request.truncate, request.max_tokens))
     with ExitStack() as held:
         ranks.first(lambda: held.enter_context(locked(results)))
-        found = ranks.first(lambda: saved(Evaluation, file, run, settings))
+        found = ranks.first(lambda: _known(file, run, settings, documents, pieces))
         if found is not None:
             return found
-        pieces = select(documents, length, request.truncate, request.max_tokens)
-        scorer = Scorer(load_model(run.path), train_length=length, device=ranks.device, precision=request.precision)
-        partial = results / f".{file.stem}-{digest(run, settings)}.partial"
+        scorer = Scorer(
+            ranks.together(lambda: load_model(run.path)),
+            train_length=length,
+            device=ranks.device,
+            precision=request.precision,
+        )
         losses = window_losses(
             scorer,
             documents.source,
             pieces,
             ranks=ranks,
-            partial=partial,
+            partial=partial_file(file, run, settings),
             label=f"{run.name}, {documents.name}",
             batch_tokens=request.batch_tokens,
         )
 
         def finish() -> Evaluation:
-            result = _summarise(run, settings, documents, pieces, losses, file)
-            partial.unlink()
+            result = summarise(run, settings, documents, pieces, losses)
+            save_arrays(file, {"losses": np.concatenate(losses), "ends": _ends(pieces)})
+            result.save(file)
+            remove_partial(file)
             return result
 
         return ranks.first(finish)
@@ -120,50 +125,84 @@ def evaluate(path: Path, request: Request | None = None) -> Evaluation:
 
 def select(documents: Documents, length: int, truncate: bool, max_tokens: int | None) -> list[Piece]:
     """The windows to score, in order of documents."""
-    lengths = documents.source.lengths
+    lengths = documents.source.lengths.astype(np.int64)
     found = windows(np.minimum(lengths, length + 1) if truncate else lengths, length, max_tokens)
     if not found:
         raise ValueError(f"{documents.name} has no document of two tokens or more; name other text.")
     return found
 
 
-def _stem(request: Request, documents: Documents, length: int, train_length: int) -> str:
-    parts = ["eval"]
-    if not documents.is_own:
-        parts.append(re.sub(r"[^A-Za-z0-9.]+", "-", documents.name).strip("-.")[:60])
-    parts += ["truncated"] * request.truncate
-    parts += [str(length)] * (length != train_length)
-    return "-".join(parts)
+def document_words(documents: Documents) -> list[str]:
+    """What the name of a result says about documents that are not the run's own."""
+    return [] if documents.is_own else [documents.name, documents.fingerprint[:8]]
 
 
-def _summarise(
-    run: Run, settings: dict[str, Any], documents: Documents, pieces: list[Piece], losses: list[Floats], file: Path
+def _name(request: Request, documents: Documents, other_length: bool) -> str:
+    words = document_words(documents)
+    words += ["truncated"] * request.truncate
+    words += [str(request.length)] * other_length
+    words += [request.precision] * (request.precision != "float32")
+    return file_name("eval", *words)
+
+
+def _known(
+    file: Path, run: Run, settings: dict[str, Any], documents: Documents, pieces: list[Piece]
+) -> Evaluation | None:
+    """What an earlier evaluation of the same or of more tokens says."""
+    try:
+        before = Evaluation.load(file)
+    except ValueError:
+        return None
+    most, wanted = before.settings.get("max_tokens"), settings["max_tokens"]
+    if most != wanted and (wanted is None or (most is not None and most < wanted)):
+        return None
+    if saved(Evaluation, file, run, {**settings, "max_tokens": most}) is None:
+        return None
+    remove_partial(file)
+    if most == wanted:
+        return before
+    with safe_open(file.with_suffix(".safetensors"), "numpy") as arrays:
+        losses = arrays.get_slice("losses")[: int(_ends(pieces)[-1])]
+    split = np.split(losses, np.cumsum([piece.stop - piece.start for piece in pieces])[:-1])
+    return replace(summarise(run, settings, documents, pieces, split), provenance=before.provenance)
+
+
+def _ends(pieces: list[Piece]) -> npt.NDArray[np.int64]:
+    """Where the losses of each document end."""
+    counts = np.zeros(pieces[-1].document + 1, np.int64)
+    for piece in pieces:
+        counts[piece.document] += piece.stop - piece.start
+    return np.cumsum(counts)
+
+
+def summarise(
+    run: Run, settings: dict[str, Any], documents: Documents, pieces: list[Piece], losses: list[Floats]
 ) -> Evaluation:
-    """Writes the losses of all tokens, then what they come to."""
+    """What the losses of all windows come to."""
     num_documents = pieces[-1].document + 1
     sums, counts = np.zeros((2, num_documents))
     for piece, values in zip(pieces, losses, strict=True):
         sums[piece.document] += values.sum(dtype=np.float64)
         counts[piece.document] += len(values)
-    ends = np.cumsum(counts).astype(np.int64)
-    file.with_suffix(".json").unlink(missing_ok=True)
-    save_file({"losses": np.concatenate(losses), "ends": ends}, file.with_suffix(".safetensors"))
-    total, some = float(sums.sum()), counts > 0
+    total, num_tokens, some = float(sums.sum()), int(counts.sum()), counts > 0
     whole = num_documents == len(documents.source.lengths) and not settings["truncate"]
-    result = Evaluation(
+    return Evaluation(
         run=run.label,
         settings=settings,
         provenance=provenance(),
         num_documents=int(some.sum()),
-        num_tokens=int(ends[-1]),
-        loss=total / int(ends[-1]),
-        perplexity=math.exp(total / int(ends[-1])),
+        num_tokens=num_tokens,
+        loss=total / num_tokens,
+        perplexity=perplexity(total / num_tokens),
         document_mean_loss=float((sums[some] / counts[some]).mean()),
         bits_per_byte=total / math.log(2) / documents.num_bytes if whole and documents.num_bytes else None,
         by_position=by_position(losses, settings["length"]),
     )
-    result.save(file)
-    return result
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), of any finite loss a finite number."""
+    return math.exp(min(loss, 700.0))
 
 
 def by_position(losses: list[Floats], length: int) -> list[PositionBin]:

@@ -1,6 +1,6 @@
 """A model that scores rows: one document or window a row, padded on the right, any device, extended or not."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +59,7 @@ class StretchedRotation(Rotation):
 
     def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         q, k = super().__call__(q, k)
-        return q * self.scale.to(q.dtype), k
+        return q * self.scale, k  # in float32 where q is less; attention casts both
 
 
 class Scorer:
@@ -86,13 +86,30 @@ class Scorer:
         self.model, self.train_length, self.stretch = model.to(device).eval(), train_length, stretch
         self.device, self.precision, self.backend = torch.device(device), precision, backend
 
-    @torch.no_grad()
     def losses(self, rows: Sequence[Tokens]) -> Tensor:
-        """The loss of each row's tokens but the first: (rows, longest - 1), float32, on the device, 0 in padding."""
-        hidden = self._hidden([row[:-1] for row in rows])
-        targets = _padded([row[1:] for row in rows], IGNORED).to(self.device)
+        """The loss of each row's tokens but the first: (rows, longest - 1), float32, on the CPU, 0 in padding."""
+        return self.start(rows)()
+
+    @torch.no_grad()
+    def start(self, rows: Sequence[Tokens]) -> Callable[[], Tensor]:
+        """Begins to compute losses; a GPU goes on with that until the function that is returned is called."""
+        inputs = [row[:-1] for row in rows]
+        tokens, targets = self._moved(_padded(inputs, 0)), self._moved(_padded([row[1:] for row in rows], IGNORED))
+        hidden = self._hidden(tokens, [len(row) for row in inputs])
         with self._autocast():
-            return self.model.head.token_losses(hidden, targets)
+            losses = self.model.head.token_losses(hidden, targets)
+        if self.device.type != "cuda":
+            return lambda: losses
+        # Only a copy into pinned memory lets the host go on.
+        copied = torch.empty_like(losses, device="cpu", pin_memory=True).copy_(losses, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+
+        def wait() -> Tensor:
+            arrived.synchronize()
+            return copied
+
+        return wait
 
     @torch.no_grad()
     def log_probabilities(
@@ -104,7 +121,8 @@ class Scorer:
             last: how many tokens of each row: (last, vocab_size) comes back for it.
             lengths: how long each row is to `stretch`; its inputs unless given, as in `losses`.
         """
-        hidden = self._hidden([row[:-1] for row in rows], lengths)
+        inputs = [row[:-1] for row in rows]
+        hidden = self._hidden(self._moved(_padded(inputs, 0)), lengths or [len(row) for row in inputs])
         found = []
         with self._autocast():
             for row, states, count in zip(rows, hidden, last, strict=True):
@@ -112,17 +130,20 @@ class Scorer:
                 found.append(logits.float().log_softmax(-1).cpu())
         return found
 
-    def _hidden(self, inputs: list[Tokens], lengths: Sequence[int] | None = None) -> Tensor:
-        tokens = _padded(inputs, 0).to(self.device)
+    def _hidden(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
         # No token looks ahead, so that padding on the right needs no mask.
         ids = torch.zeros_like(tokens) if self.backend is not None else None
         rotations = None
         if self.stretch is not None:
-            sizes = torch.tensor([len(row) for row in inputs] if lengths is None else lengths, device=self.device)
             positions = torch.arange(tokens.shape[1], device=self.device)
-            rotations = self._rotations(positions, sizes, self.stretch)
+            rotations = self._rotations(positions, torch.tensor(lengths, device=self.device), self.stretch)
         with self._autocast():
             return self.model.hidden(tokens, document_ids=ids, backend=self.backend, rotations=rotations)
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        if self.device.type != "cuda":
+            return tensor
+        return tensor.pin_memory().to(self.device, non_blocking=True)
 
     def _rotations(self, positions: Tensor, lengths: Tensor, stretch: Stretch) -> list[StretchedRotation]:
         own_layers = self.model.encoding.num_layers is not None

@@ -1,18 +1,25 @@
 """Work in batches: longest first, shared by ranks, stopped and gone on with at any point.
 
-Items are worked on in an order that depends on their lengths alone, and what comes of them is appended to a file in that
-order. So a file that was cut off anywhere says how far the work is, whatever the batch size or the number of ranks.
+Items are worked on in an order that depends on their lengths alone, and what comes of them is appended to a file in
+that order. So a file that was cut off anywhere says how far the work is, whatever the batch size or number of ranks.
 """
 
+import glob
 import hashlib
 import json
+import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from lerope.data.display import Display, duration
 from lerope.data.signals import Signals, Stopped
@@ -58,7 +65,8 @@ def in_batches(
         for first in range(0, len(batches) + ranks.num_ranks, ranks.num_ranks):
             mine = batches[first + ranks.rank] if first + ranks.rank < len(batches) else []
             # A GPU works on this batch while the host stores the one before.
-            started = start(mine) if mine else None
+            with _enough_memory(len(mine), max((lengths[index] for index in mine), default=0)):
+                started = start(mine) if mine else None
             _store(waiting, partial, ranks)
             progress.add(sum(tokens[max(first - ranks.num_ranks, 0) : first]))
             waiting = started
@@ -75,19 +83,64 @@ def in_batches(
     return found
 
 
-def digest(run: Run, work: Any) -> str:
-    """Names the work that a partial file belongs to."""
-    return hashlib.sha256(json.dumps([run.label, work]).encode()).hexdigest()[:16]
+def partial_file(file: Path, run: Run, work: Any) -> Path:
+    """Where values on their way to a result lie; the name says of which work."""
+    digest = hashlib.sha256(json.dumps([_training(run.label), work]).encode()).hexdigest()[:16]
+    return file.with_name(f".{file.stem}.{digest}.partial")
+
+
+def remove_partial(file: Path) -> None:
+    """Removes what lies around of work on a result that is there."""
+    for path in file.parent.glob(f".{glob.escape(file.stem)}.*.partial"):
+        path.unlink()
+
+
+def file_name(kind: str, *words: str) -> str:
+    """The name of a result: its kind, and a word for everything that is not as usual."""
+    cleaned = (re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-.")[:60] for word in words)
+    return "-".join([kind, *filter(None, cleaned)]) + ".json"
 
 
 def saved(kind: type[Kind], file: Path, run: Run, settings: dict[str, Any]) -> Kind | None:
-    """The result of the same request to the same run, if it is there with the file beside it."""
+    """The result of the same request to the same training, if it is there and the file beside it is whole."""
     try:
         found = kind.load(file)
-    except ValueError:
+        with safe_open(file.with_suffix(".safetensors"), "numpy"):
+            pass
+    except (ValueError, OSError, SafetensorError):
         return None
-    same = found.settings == settings and found.run == run.label and file.with_suffix(".safetensors").is_file()
-    return found if same else None
+    return found if found.settings == settings and _training(found.run) == _training(run.label) else None
+
+
+def save_arrays(file: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
+    """Writes the file beside a result, whole or not at all."""
+    target = file.with_suffix(".safetensors")
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        save_file(arrays, partial)
+        partial.replace(target)
+    except SafetensorError as error:
+        raise OSError(str(error)) from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _training(label: dict[str, Any]) -> dict[str, Any]:
+    """What a run's label says about the training itself; a folder may be renamed."""
+    return {name: value for name, value in label.items() if name != "name"}
+
+
+@contextmanager
+def _enough_memory(num_rows: int, length: int) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+            raise
+        raise ValueError(
+            f"memory ran out with {num_rows} rows of {length:,} tokens at a time; take fewer with --batch-tokens, or "
+            "shorter ones."
+        ) from None
 
 
 def _batches(order: list[int], lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
@@ -114,6 +167,8 @@ def _store(waiting: Callable[[], Floats] | None, partial: Path, ranks: Ranks) ->
     if ranks.is_main:
         with partial.open("ab") as file:
             file.writelines(part.tobytes() for part in parts)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 class _Progress:

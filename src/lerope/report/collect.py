@@ -3,13 +3,12 @@
 What cannot be read becomes a note: a report about eleven runs is worth having when the twelfth is damaged.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
@@ -36,6 +35,10 @@ class RunFiles:
             if isinstance(result, kind) and stem in (None, name):
                 return result
         return None
+
+    def stem(self, kind: type[Result]) -> str:
+        """The name of the file that `result` reads, without its ending; nothing if there is none."""
+        return next((name for name, result in self.results.items() if isinstance(result, kind)), "")
 
     def arrays(self, stem: str) -> Arrays:
         """The long arrays beside a result; nothing if they are missing."""
@@ -73,25 +76,50 @@ def collect(paths: Sequence[Path]) -> Bundle:
         paths: run directories, or folders that hold some, at any depth.
     """
     notes: list[str] = []
-    runs = [_read(path, notes) for path in dict.fromkeys(found for path in paths for found in _find(path))]
-    whole = [run for run in runs if run is not None]
+    found = dict.fromkeys(found for path in paths for found in _find(path))
+    whole = [files for files in (_read(path, notes) for path in found) if files is not None]
     if not whole:
         named = ", ".join(map(str, paths)) or "nothing"
         raise ValueError(f"{named} holds no run; name run directories or a folder of them.")
-    finished = [files.run.path for files in whole if files.run.finished and "eval" in files.results]
+    runs = _comparable(whole, notes)
     comparison = multipliers = None
-    methods = {files.run.recipe["encoding"] for files in whole}
-    if len(finished) > 1 and len(methods) > 1:
-        try:
-            comparison = compare(finished)
-        except ValueError as error:
-            notes.append(f"The runs are not compared: {error}")
-        if len({files.run.recipe["rung"] for files in whole}) > 1:
-            try:
-                multipliers = study(read_runs(finished))
-            except ValueError as error:
-                notes.append(f"There are no compute multipliers: {error}")
+    if len({files.run.recipe["encoding"] for files in runs}) > 1:
+        comparison = _attempt(lambda: compare([files.run.path for files in runs]), "The runs are not compared", notes)
+    ladder = _whole_ladder(runs)
+    if ladder:
+        paths = [files.run.path for files in ladder]
+        multipliers = _attempt(lambda: study(read_runs(paths)), "There are no compute multipliers", notes)
     return Bundle(whole, comparison, multipliers, notes)
+
+
+def _comparable(runs: list[RunFiles], notes: list[str]) -> list[RunFiles]:
+    """Finished and evaluated runs of one data and train length: the largest such group."""
+    groups: dict[tuple[str, int], list[RunFiles]] = {}
+    for files in runs:
+        if files.run.finished and "eval" in files.results:
+            groups.setdefault((files.run.identity["data"], files.run.recipe["row_length"]), []).append(files)
+    chosen = max(groups.values(), key=len, default=[])
+    left_out = sum(map(len, groups.values())) - len(chosen)
+    if left_out:
+        notes.append(f"{left_out} of the evaluated runs are of other data or train lengths, and are not compared.")
+    return chosen
+
+
+def _whole_ladder(runs: list[RunFiles]) -> list[RunFiles]:
+    """Runs of methods that are at every rung, if there are two rungs and two methods or more."""
+    rungs: dict[str, set[str]] = {}
+    for files in runs:
+        rungs.setdefault(files.run.recipe["rung"], set()).add(files.run.recipe["encoding"])
+    everywhere = set.intersection(*rungs.values()) if len(rungs) > 1 else set()
+    return [files for files in runs if files.run.recipe["encoding"] in everywhere] if len(everywhere) > 1 else []
+
+
+def _attempt(make: Callable[[], Kind], what: str, notes: list[str]) -> Kind | None:
+    try:
+        return make()
+    except ValueError as error:
+        notes.append(f"{what}: {error}")
+        return None
 
 
 def _find(path: Path) -> Iterator[Path]:
@@ -111,7 +139,7 @@ def _read(path: Path, notes: list[str]) -> RunFiles | None:
         notes.append(str(error))
         return None
     results: dict[str, Result] = {}
-    for file in sorted((path / RESULTS).glob("*.json")):
+    for file in sorted((path / RESULTS).glob("*.json"), key=lambda file: file.stem):
         try:
             results[file.stem] = load_result(file)
         except ValueError as error:

@@ -18,7 +18,7 @@ from lerope.scaling.evaluated import (
     read_study,
     sum_losses,
 )
-from lerope.scaling.multipliers import Floats, compute_multipliers
+from lerope.scaling.multipliers import PIECEWISE, Floats, compute_multipliers, finite
 from lerope.scaling.seeds import NUM_RESAMPLES, Effect, effect, gain_captured, gap_by_position
 
 
@@ -296,8 +296,8 @@ def _multipliers(rungs: list[_Rung], methods: list[str], notes: list[str]) -> li
                     "rung": rung.name,
                     "compute": rung.compute,
                     "method": method,
-                    "estimator": "piecewise in ln C",
-                    "multiplier": float(value),
+                    "estimator": PIECEWISE,
+                    "multiplier": finite(float(value)),
                 }
             )
     return found

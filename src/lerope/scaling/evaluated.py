@@ -17,6 +17,11 @@ Paths = Sequence[str | os.PathLike[str]]
 Integers = npt.NDArray[np.int64]
 
 NUM_BINS = 8
+# Fields in which runs of a pair may differ: the two that are compared, and one that changes no weight.
+_NO_RECIPE = ("encoding", "seed", "validation_tokens")
+# What matters only where frequencies are learned.
+_OF_FREQUENCIES = ("frequency_learning_rate", "frequency_max_norm")
+_FIXED = ("rope", "prope", "nope", "frozen")
 _TOKENS_AT_ONCE = 1 << 22
 
 
@@ -51,6 +56,11 @@ class Evaluated:
         return ",".join(["frozen" if name.endswith(".json") else name, *options])
 
     @property
+    def learns(self) -> bool:
+        """Whether frequencies are learned."""
+        return self.method.partition(",")[0] not in _FIXED
+
+    @property
     def compute(self) -> float:
         """FLOPs: 6 times parameters without embeddings times tokens."""
         model, recipe = self.run.recipe["model"], self.run.recipe
@@ -82,6 +92,12 @@ def read_study(paths: Paths, evaluation: str = "eval") -> Study:
         others = [other for method in rung.values() for other in method.values()]
         if others:
             _check_recipe(others[0], item)
+        for other in seeds.values():
+            if other.run.identity.get("initial_frequencies") != item.run.identity.get("initial_frequencies"):
+                raise ValueError(
+                    f"{other.run.path} and {item.run.path} are both of method {item.method} and started from different "
+                    "frequencies; compare one of them at a time."
+                )
         if item.seed in seeds:
             raise ValueError(
                 f"{seeds[item.seed].run.path} and {item.run.path} are both of rung {item.rung}, method {item.method} "
@@ -159,9 +175,11 @@ def sum_losses(item: Evaluated, ends: Integers) -> Floats:
 
 def _read(path: str | os.PathLike[str], name: str) -> Evaluated:
     run = finished_run(path)
+    name = name.removesuffix(".json")
     file = run.path / RESULTS / f"{name}.json"
     if not file.is_file():
-        raise ValueError(f"{file} does not exist; run `lerope eval {run.path}`.")
+        options = "" if name == "eval" else " with the options that name this file"
+        raise ValueError(f"{file} does not exist; run `lerope eval {run.path}`{options}.")
     item = Evaluated(run, Evaluation.load(file), file.with_suffix(".safetensors"))
     if item.evaluation.run.get("created") != run.created:
         raise ValueError(f"{file} was made from an earlier training in this folder; {_again(item)}.")
@@ -175,7 +193,9 @@ def _check_alike(first: Evaluated, item: Evaluated) -> None:
             f"{both} were trained on different data or tokenizers (fingerprints {first.run.identity['data'][:12]} and "
             f"{item.run.identity['data'][:12]}); compare runs on the same."
         )
-    for field, one, other in differences(first.evaluation.settings, item.evaluation.settings):
+    # Documents are known by their fingerprint, whatever the folder they lie in is called.
+    mine, yours = ({**each.evaluation.settings, "documents": None} for each in (first, item))
+    for field, one, other in differences(mine, yours):
         raise ValueError(
             f"{both} were evaluated differently: {field} is {_short(one)} in the first and {_short(other)} in the "
             "second; score them alike with `lerope eval`."
@@ -183,7 +203,8 @@ def _check_alike(first: Evaluated, item: Evaluated) -> None:
 
 
 def _check_recipe(first: Evaluated, item: Evaluated) -> None:
-    one, other = ({**each.run.recipe, "encoding": None, "seed": None} for each in (first, item))
+    ignored = {*_NO_RECIPE, *(_OF_FREQUENCIES if not (first.learns and item.learns) else ())}
+    one, other = ({k: v for k, v in each.run.recipe.items() if k not in ignored} for each in (first, item))
     for field, mine, yours in differences(one, other):
         raise ValueError(
             f"{first.run.path} and {item.run.path} are no pair: {field} is {_short(mine)} in the first and "

@@ -1,5 +1,6 @@
 """Compute multipliers: how much more compute the baseline needs to reach a variant's loss."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,8 @@ import numpy.typing as npt
 
 Values = Sequence[float] | npt.NDArray[np.floating[Any]]
 Floats = npt.NDArray[np.float64]
+
+PIECEWISE = "piecewise in ln C"
 
 
 def compute_multipliers(compute: Values, baseline_loss: Values, variant_loss: Values) -> Floats:
@@ -40,6 +43,11 @@ def checked(compute: Values, *losses: Values) -> tuple[Floats, ...]:
     if c.ndim != 1 or len(c) < 2 or len(set(c.tolist())) < len(c) or not (np.isfinite(c) & (c > 0)).all():
         raise ValueError(f"compute must be two or more different positive numbers; got {c.tolist()}.")
     for array in arrays[1:]:
-        if array.shape != c.shape or not np.isfinite(array).all():
-            raise ValueError(f"losses must be {len(c)} finite numbers, one for each compute; got {array.tolist()}.")
+        if array.shape != c.shape or not (np.isfinite(array) & (array > 0)).all():
+            raise ValueError(f"losses must be {len(c)} positive numbers, one for each compute; got {array.tolist()}.")
     return arrays
+
+
+def finite(value: float) -> float | None:
+    """None for a loss that a baseline never reaches: JSON has no infinity."""
+    return float(value) if math.isfinite(value) else None

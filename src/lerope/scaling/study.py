@@ -1,7 +1,6 @@
 """All estimates of what a method saves, from a table of losses or from evaluated runs."""
 
 import csv
-import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +13,9 @@ from lerope.runs import provenance
 from lerope.scaling.compute import ladder_compute
 from lerope.scaling.evaluated import Paths, check_baseline, default_baseline, read_study
 from lerope.scaling.fits import Hinge, PowerLaw, efficiency_gain, fit_hinge, fit_joint, fit_power_law
-from lerope.scaling.multipliers import Floats, compute_multipliers
+from lerope.scaling.multipliers import PIECEWISE, Floats, compute_multipliers, finite
 
 FLOORS = (0.0, 0.3, 0.5, 0.8, 1.0)
-PIECEWISE = "piecewise in ln C"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +34,10 @@ def read_losses(path: str | os.PathLike[str]) -> Losses:
     """Compute and losses of a CSV file: a column `rung` or `compute` (FLOPs), and one of losses in nats a method."""
     example = "the first line names the columns, for example: rung,rope,lerope"
     try:
-        with Path(path).open(encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.DictReader(file) if any(row.values())]
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, skipinitialspace=True)
+            reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
+            rows = [row for row in reader if any(row.values())]
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist; name a CSV file of losses, {example}.") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -113,7 +113,7 @@ def study(losses: Losses, baseline: str | None = None) -> Multipliers:
             for (rung, c), loss in zip(points, values, strict=True)
         ],
         multipliers=[
-            {"rung": rung, "compute": c, "method": name, "estimator": estimator, "multiplier": _finite(value)}
+            {"rung": rung, "compute": c, "method": name, "estimator": estimator, "multiplier": finite(value)}
             for name, estimator, values in gains
             for (rung, c), value in zip(points, values, strict=True)
         ],
@@ -137,8 +137,3 @@ def _fits(losses: Losses, baseline: str) -> dict[str, PowerLaw | Hinge]:
     if len(compute) >= 4:
         fits["hinge"] = fit_hinge(compute, loss)
     return fits
-
-
-def _finite(value: float) -> float | None:
-    """None for a loss that the fit never reaches."""
-    return float(value) if math.isfinite(value) else None

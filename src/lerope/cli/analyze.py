@@ -1,0 +1,297 @@
+"""lerope analyze RUN ...: what a run learned, band by band."""
+
+import json
+import sys
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from tyro.conf import Positional, arg
+
+from lerope.cli.stopping import stoppable
+
+if TYPE_CHECKING:
+    from lerope.evaluate.perplexity import Request
+    from lerope.results import Ablation, Bands, LearnedFrequencies, Phasors
+
+Part = Literal["frequencies", "bands", "ablation", "phasors"]
+
+# Leave-one-out takes two evaluations a band, so that it must be asked for; a Hugging Face model has no training.
+_RUN_PARTS: tuple[Part, ...] = ("frequencies", "bands", "phasors")
+_FOLDER_PARTS: tuple[Part, ...] = ("bands",)
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """How much of the documents each part looks at."""
+
+    num_rows: int
+    num_phasor_rows: int
+    layer: int | None
+    max_tokens: int
+
+
+@dataclass
+class _Analysis:
+    """What was found about one run."""
+
+    name: str
+    train_length: int
+    frequencies: "LearnedFrequencies | None" = None
+    bands: "Bands | None" = None
+    ablation: "Ablation | None" = None
+    phasors: "Phasors | None" = None
+
+
+def analyze(
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...")],
+    *,
+    parts: Annotated[tuple[Part, ...], arg(metavar="PART...", help_behavior_hint="")] = (),
+    rows: int = 64,
+    phasor_rows: int = 4,
+    layer: Annotated[int | None, arg(help_behavior_hint="")] = None,
+    max_tokens: int = 32_768,
+    length: Annotated[int | None, arg(help_behavior_hint="")] = None,
+    data: Annotated[Path | None, arg(help_behavior_hint="")] = None,
+    text: tuple[str, ...] = (),
+    device: str = "auto",
+    json_: Annotated[bool, arg(name="json")] = False,
+) -> None:
+    """Look into finished runs: their wavelengths, what each band adds to the logits, which band carries position.
+
+    Example: lerope analyze runs/52M-rope-42 runs/52M-lerope-42
+
+    Leave-one-out: lerope analyze runs/52M-lerope-42 --parts bands ablation
+
+    A Hugging Face model in a folder: lerope analyze models/Qwen3-0.6B --text essay.txt --parts bands ablation
+
+    Args:
+        runs: finished run directories, or folders with Llama, Qwen3 or Mistral models that transformers can load.
+        parts: frequencies (against RoPE's, through training), bands (contributions by distance, norms), ablation
+            (leave-one-out, two evaluations a band), phasors (the gradient by distance). All but ablation unless given;
+            of a Hugging Face model, bands unless given, and bands and ablation at most.
+        rows: documents that bands are measured on.
+        phasor_rows: documents that phasors are measured on.
+        layer: The one layer to measure phasors of; all unless given.
+        max_tokens: tokens that leave-one-out is scored on, in whole documents.
+        length: Tokens of a row; unless given the train length, for Hugging Face models at most 2,048.
+        data: Another corpus than the run's own, with the same tokenizer.
+        text: texts from outside instead of a corpus.
+        device: cuda, cuda:1 or cpu; auto takes a GPU if there is one.
+        json_: Print JSON.
+    """
+    from lerope.evaluate.perplexity import Request
+    from lerope.rotary.frequencies import check_count
+
+    if not runs:
+        raise ValueError("name at least one run to analyze.")
+    for field, value in (("rows", rows), ("phasor_rows", phasor_rows), ("max_tokens", max_tokens)):
+        check_count(field, value)
+    request = Request(data=data, text=text, length=length, device=device)
+    sizes = _Sizes(rows, phasor_rows, layer, max_tokens)
+    # JSON stands alone on standard output, so that progress goes elsewhere.
+    with stoppable(), redirect_stdout(sys.stderr) if json_ else nullcontext():
+        found = [_carry_out(run, parts, request, sizes) for run in runs]
+    if json_:
+        print(json.dumps([_as_dict(analysis) for analysis in found], indent=1))
+    else:
+        _show(found)
+
+
+def _carry_out(path: Path, parts: tuple[Part, ...], request: "Request", sizes: _Sizes) -> _Analysis:
+    from lerope.analyze.ablation import leave_one_out
+    from lerope.analyze.bands import measure_bands
+    from lerope.analyze.phasors import measure_phasors
+    from lerope.analyze.targets import open_target
+    from lerope.analyze.wavelengths import describe_frequencies
+    from lerope.train.parallel import start_ranks
+
+    device = start_ranks(request.device).device
+    target = open_target(path, request)
+    found = _Analysis(target.name, target.train_length)
+    for part in parts or (_FOLDER_PARTS if target.run is None else _RUN_PARTS):
+        if part == "frequencies":
+            found.frequencies = describe_frequencies(target)
+        elif part == "bands":
+            found.bands = measure_bands(target, sizes.num_rows, device)
+        elif part == "ablation":
+            found.ablation = leave_one_out(target, sizes.max_tokens, device)
+        else:
+            found.phasors = measure_phasors(target, sizes.num_phasor_rows, sizes.layer, device)
+    return found
+
+
+def _as_dict(analysis: _Analysis) -> dict[str, Any]:
+    parts = {part: getattr(analysis, part) for part in ("frequencies", "bands", "ablation", "phasors")}
+    return {part: result.as_dict() for part, result in parts.items() if result is not None}
+
+
+def _show(found: list[_Analysis]) -> None:
+    console = Console(highlight=False)
+    for analysis in found:
+        console.print(_table(analysis))
+        for sentence in _sentences(analysis):
+            console.print(escape(sentence))
+        console.print()
+    if len(found) > 1:
+        console.print(_side_by_side(found))
+        for sentence in _ratio_sentences(found):
+            console.print(escape(sentence))
+
+
+def _table(analysis: _Analysis) -> Table:
+    """One row a band, with the columns that were measured."""
+    columns: dict[str, dict[int, str]] = {}
+    rope, learned = _wavelengths(analysis)
+    if rope:
+        columns["RoPE's\nwavelength"] = {band: _tokens(value) for band, value in rope.items()}
+    columns["wavelength,\ntokens"] = {band: _tokens(value) for band, value in learned.items()}
+    if analysis.bands is not None:
+        columns["RMS in\nlogits"] = {row["band"]: f"{row['rms']:.4f}" for row in analysis.bands.bands}
+    if analysis.ablation is not None:
+        for meaning, heading in (("contribution", "zeroed,\nnats"), ("frequency", "not turned,\nnats")):
+            columns[heading] = {
+                row["band"]: f"{row['increase']:+.4f}"
+                for row in analysis.ablation.removals
+                if row["meaning"] == meaning
+            }
+    if analysis.phasors is not None and len(analysis.phasors.bands) == len(learned):
+        columns["gradient of\nlog-scale"] = {
+            row["band"]: f"{row['log_scale_gradient']:+.1e}" for row in analysis.phasors.bands
+        }
+        columns["coherence"] = {row["band"]: f"{row['coherence']:.3f}" for row in analysis.phasors.bands}
+    table = Table(title=escape(analysis.name), title_justify="left", box=SIMPLE_HEAD)
+    for heading in ("band", *columns):
+        table.add_column(heading, justify="right")
+    dominant = None if analysis.bands is None or not _stands_out(analysis.bands) else analysis.bands.dominant_band
+    for band in learned:
+        cells = [cells.get(band, "") for cells in columns.values()]
+        table.add_row(str(band), *cells, style="bold" if band == dominant else None)
+    return table
+
+
+def _wavelengths(analysis: _Analysis) -> tuple[dict[int, float | None], dict[int, float | None]]:
+    """RoPE's, where known, and the run's own by band; means over layers and heads where these have their own."""
+    from lerope.analyze.targets import wavelength
+
+    if analysis.frequencies is not None:
+        rows = analysis.frequencies.bands
+        by_band: dict[int, list[float]] = {}
+        for row in rows:
+            by_band.setdefault(row["band"], []).append(row["frequency"])
+        own = {band: wavelength(sum(values) / len(values)) for band, values in by_band.items()}
+        rope = {} if analysis.frequencies.base is None else {row["band"]: row["rope_wavelength"] for row in rows}
+        return rope, own
+    results = (analysis.bands and analysis.bands.bands) or (analysis.ablation and analysis.ablation.removals)
+    others = results or (analysis.phasors and analysis.phasors.bands) or []
+    return {}, {row["band"]: row["wavelength"] for row in others}
+
+
+def _sentences(analysis: _Analysis) -> list[str]:
+    """What the numbers say."""
+    found = []
+    if analysis.bands is not None:
+        found.append(_dominant_sentence(analysis.bands))
+    if analysis.frequencies is not None:
+        found.append(_suppression_sentence(analysis.frequencies))
+    if analysis.ablation is not None:
+        worst = max(
+            (row for row in analysis.ablation.removals if row["meaning"] == "contribution"),
+            key=lambda row: row["increase"],
+        )
+        error = "" if worst["standard_error"] is None else f" ± {worst['standard_error']:.4f}"
+        found.append(
+            f"The loss of {analysis.ablation.loss:.4f} rises most, by {worst['increase']:.4f}{error} nats, without "
+            f"band {worst['band']} ({analysis.ablation.num_tokens:,} tokens of {analysis.ablation.num_documents:,} "
+            "documents)."
+        )
+    if analysis.phasors is not None:
+        found.append(
+            f"Phasors add up to autograd's gradient with a relative error of {analysis.phasors.relative_error:.1e}, in "
+            f"covariance form {analysis.phasors.covariance_relative_error:.1e}."
+        )
+    return found
+
+
+def _stands_out(bands: "Bands") -> bool:
+    from lerope.analyze.bands import STANDS_OUT
+
+    return bands.dominance is not None and bands.dominance >= STANDS_OUT and bands.dominant_wavelength is not None
+
+
+def _dominant_sentence(bands: "Bands") -> str:
+    if bands.dominant_band is None:
+        return "No band turns, so none carries position."
+    if not _stands_out(bands) or bands.dominant_wavelength is None:
+        ratio = "" if bands.dominance is None else f", is only {bands.dominance:.2f} times the next"
+        return f"No band stands out: the largest RMS, that of band {bands.dominant_band}{ratio}."
+    return (
+        f"Band {bands.dominant_band} carries position: wavelength {_tokens(bands.dominant_wavelength)} tokens, "
+        f"{bands.dominant_wavelength / bands.train_length:.2f} train lengths; its RMS is {bands.dominance:.1f} times "
+        "the next."
+    )
+
+
+def _suppression_sentence(frequencies: "LearnedFrequencies") -> str:
+    sets = frequencies.sets
+    firsts = [(row["suppressed_from"], row["suppressed_rope_wavelength"]) for row in sets]
+    counts = ", ".join(
+        f"{sum(row[field] for row in sets)} {word}"  # type: ignore[literal-required]
+        for field, word in (("num_aliased", "aliased"), ("num_dead", "dead"))
+    )
+    counts += f" of {len(frequencies.bands)} bands."
+    known = [first for first, _ in firsts if first is not None]
+    if not known:
+        return f"No band is suppressed; {counts}"
+    if len(sets) > 1:
+        return f"Bands are suppressed in {len(known)} of {len(sets)} sets, from band {min(known)} on; {counts}"
+    return f"Suppressed from band {known[0]} on, where RoPE's wavelength is {_tokens(firsts[0][1])} tokens; {counts}"
+
+
+def _side_by_side(found: list[_Analysis]) -> Table:
+    """Wavelengths of all runs; RoPE's of the first that has any."""
+    pairs = [_wavelengths(analysis) for analysis in found]
+    rope = next((rope for rope, _ in pairs if rope), {})
+    table = Table(title="Wavelengths, tokens", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("band", justify="right")
+    if rope:
+        table.add_column("RoPE", justify="right")
+    for analysis in found:
+        table.add_column(escape(analysis.name), justify="right", overflow="fold")
+    for band in range(max(len(own) for _, own in pairs)):
+        cells = [_tokens(rope.get(band))] if rope else []
+        cells += [_tokens(own[band]) if band in own else "" for _, own in pairs]
+        table.add_row(str(band), *cells)
+    return table
+
+
+def _ratio_sentences(found: list[_Analysis]) -> list[str]:
+    """How dominant wavelengths go with the train length, by both estimators."""
+    from lerope.scaling.wavelengths import wavelength_ratio
+
+    chosen = [analysis for analysis in found if analysis.bands is not None and _stands_out(analysis.bands)]
+    if len(chosen) < 2:
+        return []
+    lengths = [float(analysis.train_length) for analysis in chosen]
+    waves = [analysis.bands.dominant_wavelength or 0.0 for analysis in chosen if analysis.bands is not None]
+    ratio = wavelength_ratio(lengths, waves)
+    spread = "" if ratio.standard_deviation is None else f" ± {ratio.standard_deviation:.3f}"
+    return [
+        f"Dominant wavelength by train length over {len(chosen)} runs where a band stands out: mean {ratio.mean:.3f}"
+        f"{spread}; least-squares slope through the origin {ratio.slope:.3f}, where one run has "
+        f"{ratio.largest_weight:.0%} of the weight."
+    ]
+
+
+def _tokens(value: float | None) -> str:
+    if value is None:
+        return "∞"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+COMMAND = analyze

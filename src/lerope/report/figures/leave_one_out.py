@@ -1,0 +1,82 @@
+"""What it costs to take one band away."""
+
+from typing import Any
+
+from lerope.report.collect import Bundle, RunFiles
+from lerope.report.figures.inputs import dominant_band, main_study, matched, method, rung
+from lerope.report.style import PAGE, PAPER, SKY, VERMILLION, letter, look, missing, new_figure, styled
+from lerope.results import Ablation
+
+NAME = "leave-one-out"
+TITLE = "Leave-one-out bands"
+CAPTION = (
+    "How much the loss grows when one band is taken away, with its standard error over documents: by its whole term of "
+    "the logits (dark), or by its turning alone (light, hatched). Grey diamonds, where the scale has room, are the two "
+    "values that the paper prints, for its 2.52B model: 0.762 nats for its dominant band 17 and 0.069 for band 26."
+)
+_WIDTH, _HEIGHTS = PAGE, {1: 2.1, 2: 3.5}
+_PRINTED = {17: 0.762, 26: 0.069}
+# Below this share of the paper's largest, ours would be flat beside it.
+_COMPARABLE = 0.2
+_MEANINGS = (
+    ("contribution", "its term of the logits is gone", VERMILLION, ""),
+    ("frequency", "it does not turn", SKY, "////"),
+)
+
+
+@styled
+def draw(bundle: Bundle) -> Any:
+    """The largest LeRoPE run, and below it the largest RoPE run."""
+    measured = [files for files in main_study(bundle) if files.result(Ablation) is not None]
+    shown = [files for files in matched(measured, ("lerope", "rope")).values() if files is not None]
+    if not shown:
+        return missing(_WIDTH, _HEIGHTS[1], "Bands were not left out:\nlerope analyze RUN --parts ablation")
+    figure = new_figure(_WIDTH, _HEIGHTS[len(shown)])
+    panels = figure.subplots(len(shown), 1, squeeze=False, sharex=True)[:, 0]
+    for axes, files, mark in zip(panels, shown, "ab", strict=False):
+        _bars(axes, files)
+        if len(shown) > 1:
+            letter(axes, mark)
+        axes.set_title(f"{look(method(files)).label}, {rung(files)}", pad=4)
+    panels[-1].set_xlabel("band left out")
+    handles, labels = panels[0].get_legend_handles_labels()
+    last = sorted(range(len(labels)), key=lambda index: labels[index].startswith("paper"))
+    figure.legend([handles[i] for i in last], [labels[i] for i in last], loc="outside upper center", ncols=3)
+    return figure
+
+
+def _bars(axes: Any, files: RunFiles) -> None:
+    result = files.result(Ablation)
+    assert result is not None
+    for offset, (meaning, text, colour, hatch) in zip((-0.2, 0.2), _MEANINGS, strict=True):
+        rows = [row for row in result.removals if row["meaning"] == meaning]
+        axes.bar(
+            [row["band"] + offset for row in rows],
+            [row["increase"] for row in rows],
+            0.4,
+            yerr=[row["standard_error"] or 0.0 for row in rows],
+            color=colour,
+            hatch=hatch,
+            edgecolor="white" if hatch else colour,
+            linewidth=0,
+            error_kw={"elinewidth": 0.5},
+            label=text,
+        )
+    largest = max((row["increase"] for row in result.removals), default=0.0)
+    if method(files) == "lerope":
+        if largest > _COMPARABLE * max(_PRINTED.values()):
+            axes.plot(list(_PRINTED), list(_PRINTED.values()), "D", color=PAPER, ms=4, label="paper, 2.52B", zorder=5)
+        else:
+            words = ", ".join(f"{value:g} for band {band}" for band, value in _PRINTED.items())
+            axes.plot([], [], "D", color=PAPER, ms=4, label=f"paper, 2.52B, beyond this scale: {words}")
+    last = max((row["band"] for row in result.removals), default=31)
+    axes.set(ylabel="loss increase (nats)", xlim=(-0.8, last + 0.8))
+    axes.set_xticks(range(0, last + 1, 2))
+    axes.grid(axis="y")
+    band = dominant_band(files)
+    heights = [row["increase"] for row in result.removals if row["band"] == band]
+    if band is not None and heights:
+        right = band < last / 3
+        point = (band + (0.5 if right else -0.5), max(heights))
+        side = {"ha": "left" if right else "right", "va": "top", "xytext": (4 if right else -4, 0)}
+        axes.annotate("dominant band", point, textcoords="offset points", fontsize=7, **side)

@@ -1,0 +1,280 @@
+"""One look for all figures: sizes of a paper's columns, colours that everybody can tell apart, files that are the same.
+
+matplotlib is imported when something is drawn, and never through pyplot: drawing leaves no state behind.
+"""
+
+import functools
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Arguments = ParamSpec("Arguments")
+
+COLUMN, PAGE = 3.3, 6.8
+"""Widths in inches: one column of a paper, and both."""
+
+# Okabe and Ito's palette.
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
+SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, BLACK, VERMILLION)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+PAPER = "0.55"
+"""The grey of the paper's own numbers."""
+GUIDE = "0.6"
+"""The grey of lines to read a figure by."""
+MAP = "cividis"
+"""The colours of maps: they grow lighter evenly, in print without colour as well."""
+
+FORMATS = ("pdf", "svg", "png")
+_RESOLUTION = 300
+_SETTINGS: dict[str, Any] = {
+    "font.size": 8,
+    "font.family": "DejaVu Sans",
+    "axes.labelsize": 8,
+    "axes.titlesize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "legend.handlelength": 2.2,
+    "legend.borderaxespad": 0.3,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.minor.width": 0.4,
+    "ytick.minor.width": 0.4,
+    "lines.linewidth": 1.1,
+    "lines.markersize": 3.5,
+    "grid.color": "0.92",
+    "grid.linewidth": 0.5,
+    "axes.axisbelow": True,
+    "text.usetex": False,
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "lerope",
+    "savefig.facecolor": "white",
+}
+_METADATA: dict[str, dict[str, Any]] = {
+    "pdf": {"Creator": "lerope", "Producer": None, "CreationDate": None},
+    "svg": {"Creator": "lerope", "Date": None},
+    "png": {"Software": None},
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn, always."""
+
+    label: str
+    colour: str
+    marker: str
+    line: Any
+    """As matplotlib's `linestyle`."""
+    filled: bool = True
+
+    @property
+    def points(self) -> dict[str, Any]:
+        """For markers."""
+        return {"color": self.colour, "marker": self.marker, "mfc": self.colour if self.filled else "white"}
+
+    @property
+    def both(self) -> dict[str, Any]:
+        """For lines with markers."""
+        return {**self.points, "linestyle": self.line}
+
+    @property
+    def stroke(self) -> dict[str, Any]:
+        """For lines."""
+        return {"color": self.colour, "linestyle": self.line}
+
+
+_FAMILIES = {
+    "rope": Look("RoPE", BLUE, "o", "-"),
+    "prope": Look("p-RoPE", ORANGE, "s", "--"),
+    "lerope": Look("LeRoPE", VERMILLION, "^", (0, (5, 1, 1, 1))),
+    "frozen": Look("Frozen", GREEN, "D", (0, (3, 1, 1, 1, 1, 1))),
+    "nope": Look("NoPE", PURPLE, "v", ":"),
+}
+_VARIANTS: tuple[tuple[str, Any], ...] = (
+    ("h", (0, (1, 1))),
+    ("<", (0, (2, 2))),
+    (">", (0, (7, 2))),
+    ("p", (0, (4, 4))),
+)
+_DEFAULTS = {"base": "10000", "p": "0.75", "parametrization": "log", "sharing": "shared"}
+_OPTIONS = {
+    "base": "base {}",
+    "p": "p = {}",
+    "parametrization": "{}",
+    "sharing": "own to each {}",
+}
+
+
+def method_name(encoding: str) -> str:
+    """An encoding as it is asked for, without options that have their usual value; `frozen` for a file's frequencies.
+
+    `prope,p=0.75` and `prope` are the same method, and so are those of RoPE with base 10,000.
+    """
+    name, *options = encoding.split(",")
+    if name.endswith(".json"):
+        name = "frozen"
+    kept = []
+    for option in options:
+        key, _, value = option.partition("=")
+        if not (name in _FAMILIES and _number(value) == _DEFAULTS.get(key)):
+            kept.append(option)
+    return ",".join([name, *kept])
+
+
+def method_label(method: str) -> str:
+    """A method in words for people."""
+    name, *options = method_name(method).split(",")
+    family = _FAMILIES.get(name)
+    words = [family.label if family else name.rpartition(":")[2]]
+    for option in options:
+        key, _, value = option.partition("=")
+        number = _number(value)
+        shown = f"{int(number):,}" if number.isdecimal() else value.replace("_", " and ")
+        words.append(_OPTIONS.get(key, f"{key} {{}}").format(shown))
+    return ", ".join(words)
+
+
+def look(method: str, others: Iterable[str] = ()) -> Look:
+    """How a method is drawn.
+
+    Args:
+        method: an encoding, or a method of a comparison.
+        others: every method of the figure, so that variants of one method are told apart.
+    """
+    method = method_name(method)
+    name = method.partition(",")[0]
+    if method in _FAMILIES:
+        return _FAMILIES[method]
+    family = _FAMILIES.get(name, Look(name, BLACK, "P", "-"))
+    variants = sorted({other for other in map(method_name, others) if other not in _FAMILIES} | {method})
+    marker, line = _VARIANTS[variants.index(method) % len(_VARIANTS)]
+    return Look(method_label(method), family.colour, marker, line, filled=False)
+
+
+def order(methods: Iterable[str]) -> list[str]:
+    """Methods as figures and tables list them: RoPE and its variants, p-RoPE's, LeRoPE's, frozen ones, NoPE, others."""
+    return sorted(dict.fromkeys(methods), key=place)
+
+
+def place(method: str) -> tuple[int, str]:
+    """A key that sorts methods so."""
+    name, families = method_name(method), list(_FAMILIES)
+    family = name.partition(",")[0]
+    return families.index(family) if family in families else len(families), name
+
+
+def _number(text: str) -> str:
+    """A number without the ways of writing it that do not matter; other text as it is."""
+    try:
+        return f"{float(text):.12g}" if abs(float(text)) < 1e12 else text
+    except ValueError:
+        return text.strip("\"'")
+
+
+def styled(draw: Callable[Arguments, Any]) -> Callable[Arguments, Any]:
+    """A drawing function that uses this style; without matplotlib it raises one sentence."""
+
+    @functools.wraps(draw)
+    def wrapped(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Any:
+        with _matplotlib().rc_context(_SETTINGS):
+            return draw(*args, **kwargs)
+
+    return wrapped
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty matplotlib figure, in inches, that arranges its own parts."""
+    _matplotlib()
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def missing(width: float, height: float, text: str) -> Any:
+    """A figure of the same size that says what is missing, and in a line of its own which command makes it."""
+    figure = new_figure(width, height)
+    say(figure.add_subplot(), text, width)
+    return figure
+
+
+def say(axes: Any, text: str, width: float = COLUMN) -> None:
+    """Fills a panel with a sentence instead of data.
+
+    Args:
+        width: of the panel, in inches.
+    """
+    axes.set_axis_off()
+    size = max(16, int(width * 15))
+    lines = [textwrap.fill(part, size, break_long_words=False, break_on_hyphens=False) for part in text.split("\n")]
+    axes.text(0.5, 0.5, plain("\n".join(lines)), ha="center", va="center", color="0.35", transform=axes.transAxes)
+
+
+def plain(text: str) -> str:
+    """Text that may be anything, such as a run's name: a dollar sign begins no formula."""
+    return text.replace("$", r"\$")
+
+
+def letter(axes: Any, text: str) -> None:
+    """A panel's letter, above its top left corner."""
+    axes.set_title(text, loc="left", fontweight="bold", pad=4)
+
+
+def thousands(axis: Any) -> None:
+    """Labels of an axis with commas, and no powers of ten."""
+    from matplotlib.ticker import FuncFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def smooth(sums: Floats, counts: Floats, deviation: float) -> Floats:
+    """Means by position under a Gaussian kernel, each token counted alike; NaN where there is none.
+
+    Args:
+        sums, counts: what is averaged, and how many, at each position.
+        deviation: of the kernel, in positions.
+    """
+    reach = max(1, int(4 * deviation))
+    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / max(deviation, 1e-6)) ** 2)
+    over, under = (np.convolve(values, kernel)[reach : reach + len(values)] for values in (sums, counts))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        means: Floats = np.where(under > 1e-9, over / under, np.nan)
+    return means
+
+
+def thinned(count: int, most: int) -> npt.NDArray[np.int64]:
+    """Indices of at most so many of `count` points, evenly spread, the first and last among them."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
+
+
+def save(figure: Any, folder: Path, name: str) -> list[Path]:
+    """Writes a figure as PDF, SVG and PNG; the same figure gives the same bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    with _matplotlib().rc_context(_SETTINGS):
+        for ending in FORMATS:
+            file = folder / f"{name}.{ending}"
+            figure.savefig(file, dpi=_RESOLUTION, metadata=_METADATA[ending])
+            files.append(file)
+    return files
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        raise ValueError(
+            "figures need the package matplotlib; install it with `pip install 'lerope[plots]'`."
+        ) from None
+    return matplotlib

@@ -1,0 +1,116 @@
+"""lerope report and lerope watch as users call them."""
+
+import importlib.util
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from lerope.cli.main import main
+from tests.report.example import _Run
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two small runs with an evaluation."""
+    for encoding, loss in (("rope", 3.4), ("lerope", 3.39)):
+        run = _Run(tmp_path / "runs" / f"19M-{encoding}-42", "19M", encoding, 42)
+        run.write(loss)
+        run.evaluation(loss)
+        run.frequencies()
+    return tmp_path / "runs"
+
+
+def refused(capsys, *args) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(list(map(str, args)))
+    assert ended.value.code == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    return message
+
+
+def embedded_data(page) -> dict:
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(encoding="utf-8"))
+    return json.loads(found)
+
+
+def test_report_writes_a_page_and_tables_and_says_where(runs, tmp_path, capsys):
+    out = tmp_path / "my report"
+    main(["report", str(runs), "--out", str(out), "--no-figures"])
+    data = embedded_data(out / "index.html")
+    assert [run["id"] for run in data["runs"]] == ["19M-lerope-42", "19M-rope-42"]
+    assert data["verdict"]["text"].startswith("lerope is 0.01")
+    assert data["files"]
+    assert all((out / file).is_file() for file in data["files"])
+    assert {file.split("/")[0] for file in data["files"]} == {"tables"}
+    assert not (out / "figures").exists()
+    said = capsys.readouterr().out
+    assert said.rstrip().endswith(f"file://{out}/index.html".replace(" ", "%20"))
+
+
+def test_figures_are_drawn_and_linked(runs, tmp_path, monkeypatch):
+    drawn = []
+
+    def write_figures(bundle, folder, progress):
+        progress("one", 1, 1)
+        folder.mkdir()
+        (folder / "one.svg").write_text("<svg/>")
+        drawn.append(len(bundle.runs))
+        return [folder / "one.svg"]
+
+    monkeypatch.setattr("lerope.report.figures.write_figures", write_figures)
+    main(["report", str(runs / "19M-lerope-42"), "--out", str(tmp_path / "out")])
+    assert drawn == [1]
+    assert "figures/one.svg" in embedded_data(tmp_path / "out" / "index.html")["files"]
+
+
+def test_without_matplotlib_there_is_a_page_and_a_sentence(runs, tmp_path, monkeypatch, capsys):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else real(name))
+    main(["report", str(runs), "--out", str(tmp_path / "out")])
+    assert "no figures, which need matplotlib: pip install 'lerope[plots]'" in capsys.readouterr().out
+    assert len(embedded_data(tmp_path / "out" / "index.html")["runs"]) == 2
+
+
+def test_an_earlier_report_is_written_over_and_nothing_else(runs, tmp_path, capsys):
+    out = tmp_path / "out"
+    main(["report", str(runs), "--out", str(out), "--no-figures"])
+    main(["report", str(runs / "19M-rope-42"), "--out", str(out), "--no-figures"])
+    assert len(embedded_data(out / "index.html")["runs"]) == 1
+    capsys.readouterr()
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "index.html").write_text("<html>my own page</html>")
+    assert "holds something else" in refused(capsys, "report", runs, "--out", mine, "--no-figures")
+    assert (mine / "index.html").read_text() == "<html>my own page</html>"
+    assert "holds something else" in refused(capsys, "report", runs, "--out", runs / "19M-rope-42")
+    assert "holds something else" in refused(capsys, "report", runs, "--out", runs / "19M-rope-42" / "run.json")
+
+
+@pytest.mark.parametrize("command", ["report", "watch"])
+def test_what_holds_no_run_is_one_sentence(command, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "holds no run" in refused(capsys, command, tmp_path)
+    assert "name at least one run" in refused(capsys, command)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_watch_serves_until_it_is_interrupted(runs):
+    command = [sys.executable, "-m", "lerope", "watch", str(runs), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        address = process.stdout.readline().strip()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address)
+        with urllib.request.urlopen(address + "data.json", timeout=30) as answer:
+            assert [run["id"] for run in json.load(answer)["runs"]] == ["19M-lerope-42", "19M-rope-42"]
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert errors == ""

@@ -1,0 +1,344 @@
+"""Every figure draws what the files say, says what is missing, and is readable at the size a paper prints it."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from lerope.report import style
+from lerope.report.collect import Bundle, RunFiles, collect
+from lerope.report.figures import FIGURES, write_figures
+from lerope.results import Ablation, Bands, Needle, Phasors
+from lerope.runs import read_run
+from tests.report.example import LENGTH, LOSSES, write_example
+
+pytest.importorskip("matplotlib")
+
+BY_NAME = {figure.NAME: figure for figure in FIGURES}
+COMMANDS = {
+    "compute-multipliers": "lerope eval",
+    "needle-distractors": "lerope needle RUN",
+    "wavelengths": "lerope train RUNG --encoding lerope",
+    "band-contributions": "lerope analyze RUN --parts bands",
+    "needle-lengths": "--to 32768",
+    "phasor-scales": "lerope analyze RUN --parts phasors",
+    "gradient-phasors": "lerope analyze RUN --parts phasors",
+    "leave-one-out": "lerope analyze RUN --parts ablation",
+    "extrapolation": "lerope extrapolate RUN",
+    "code": "lerope analyze RUN",
+    "training": "lerope train",
+    "frequencies-through-training": "--encoding lerope",
+    "loss-gap-by-position": "lerope eval RUN",
+    "learning-rates": "lerope sweep",
+    "query-key-norms": "lerope analyze RUN --parts bands",
+}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return collect(write_example(tmp_path_factory.mktemp("example") / "runs"))
+
+
+@pytest.fixture(scope="module")
+def drawn(bundle):
+    return {name: figure.draw(bundle) for name, figure in BY_NAME.items()}
+
+
+def texts(figure) -> list:
+    from matplotlib.text import Text
+
+    return [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+
+
+def words(figure) -> str:
+    return " ".join(" ".join(text.get_text() for text in texts(figure)).split())
+
+
+def lines(axes) -> dict:
+    """Lines with a label, as arrays of x and y."""
+    return {
+        line.get_label(): np.array(line.get_data(), float)
+        for line in axes.get_lines()
+        if not line.get_label().startswith("_")
+    }
+
+
+def run_of(bundle: Bundle, name: str) -> RunFiles:
+    (found,) = [files for files in bundle.runs if files.run.name == name and files.run.path.parent.name == "runs"]
+    return found
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_whole_study_leaves_nothing_missing(drawn, name):
+    figure = drawn[name]
+    assert any(axes.has_data() for axes in figure.axes)
+    assert "lerope " not in words(figure)
+    assert figure.get_figwidth() in (style.COLUMN, style.PAGE)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_text_is_inside_the_figure_and_large_enough(drawn, name):
+    figure = drawn[name]
+    figure.draw_without_rendering()
+    ticks = {
+        label
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        for label in axis.get_ticklabels(which="both")
+    }
+    box = figure.bbox.padded(1)
+    for text in texts(figure):
+        assert text.get_fontsize() >= 6, text.get_text()
+        extent = text.get_window_extent()
+        # Labels of ticks beyond an axis' limits exist and are not drawn.
+        if text not in ticks and extent.width:
+            assert box.x0 <= extent.x0, text.get_text()
+            assert extent.x1 <= box.x1, text.get_text()
+            assert box.y0 <= extent.y0, text.get_text()
+            assert extent.y1 <= box.y1, text.get_text()
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_axes_with_data_say_what_they_show(drawn, name):
+    """Panels share labels, so that the figure as a whole has them along both directions."""
+    figure = drawn[name]
+    if name != "gradient-phasors":  # the complex plane has no units
+        assert any(axes.get_xlabel() for axes in figure.axes) or figure.get_supxlabel()
+    assert any(axes.get_ylabel() for axes in figure.axes) or figure.get_supylabel()
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_without_inputs_it_names_the_command(drawn, name):
+    figure = BY_NAME[name].draw(Bundle([]))
+    assert COMMANDS[name] in words(figure)
+    assert figure.get_figwidth() == drawn[name].get_figwidth()
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_run_without_results_is_no_obstacle(bundle, name, tmp_path):
+    """What training alone leaves, under a name that would be a formula."""
+    source = run_of(bundle, "52M-lerope-42").run.path
+    target = tmp_path / "$x^{ <b>&"
+    target.mkdir()
+    for file in ("run.json", "metrics.jsonl", "frequencies.jsonl"):
+        (target / file).write_bytes((source / file).read_bytes())
+    figure = BY_NAME[name].draw(Bundle([RunFiles(read_run(target), {})]))
+    figure.draw_without_rendering()
+    drawn_from_training = ("wavelengths", "training", "frequencies-through-training")
+    assert (name in drawn_from_training) == ("lerope " not in words(figure))
+
+
+def test_arrays_that_are_gone_count_as_missing(bundle):
+    files = run_of(bundle, "52M-lerope-42")
+    bare = RunFiles(files.run, files.results)
+    object.__setattr__(bare, "arrays", lambda stem: {})
+    for name in ("band-contributions", "phasor-scales", "gradient-phasors"):
+        assert COMMANDS[name] in words(BY_NAME[name].draw(Bundle([bare])))
+    assert lines(BY_NAME["extrapolation"].draw(Bundle([bare])).axes[0])["LeRoPE"].shape == (2, 64)
+
+
+def test_multipliers_stand_beside_the_papers(drawn):
+    left, right = drawn["compute-multipliers"].axes
+    found = lines(left)
+    slope = (LOSSES["52M", "rope", 42] - LOSSES["19M", "rope", 42]) / np.log(32)
+    expected = np.exp((LOSSES["19M", "lerope", 42] - LOSSES["19M", "rope", 42]) / slope)
+    assert found["LeRoPE"][1][0] == pytest.approx(expected, rel=2e-3)
+    assert found["LeRoPE, paper"][1] == pytest.approx([1.071, 1.048, 1.047, 1.032, 1.034], abs=6e-4)
+    # The example's gap to RoPE grows with position, and its mean is the gap of the losses.
+    gap = lines(right)["LeRoPE"][1]
+    assert gap.shape == (LENGTH,)
+    assert gap[-50:].mean() < gap[50:100].mean() < gap[:5].mean()
+
+
+def test_needles_are_the_totals_of_the_result(bundle, drawn):
+    result = run_of(bundle, "52M-lerope-42").result(Needle, "needle")
+    (axes,) = drawn["needle-distractors"].axes
+    containers = {container.get_label(): container for container in axes.containers}
+    shown = containers["LeRoPE"].lines[0].get_ydata()
+    assert list(shown) == [cell["rate"] for cell in sorted(result.totals, key=lambda cell: cell["num_distractors"])]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "3", "7", "15", "31"]
+
+
+def test_needles_that_nobody_finds_are_shown_as_log_odds(bundle):
+    from dataclasses import replace
+
+    files = run_of(bundle, "52M-lerope-42")
+    result = files.result(Needle, "needle")
+    lost = replace(result, totals=[{**cell, "rate": 0.0, "low": 0.0, "high": 0.01} for cell in result.totals])
+    (axes,) = BY_NAME["needle-distractors"].draw(Bundle([RunFiles(files.run, {"needle": lost})])).axes
+    assert "log-odds" in axes.get_ylabel()
+
+
+def test_needle_maps_have_depth_up_and_length_right(bundle, drawn):
+    result = run_of(bundle, "52M-lerope-42").result(Needle, "needle-long")
+    (panel,) = [axes for axes in drawn["needle-lengths"].axes if axes.get_title() == "LeRoPE"]
+    values = np.asarray(panel.collections[0].get_array()).reshape(11, 5)
+    (cell,) = [cell for cell in result.cells if (cell["length"], cell["depth"]) == (16 * LENGTH, 1.0)]
+    assert values[10, 4] == cell["rate"]
+    assert values[0, 4] < values[10, 4] < values[10, 0]
+
+
+def test_wavelengths_vary_in_one_thing_a_panel_and_the_dominant_band_is_circled(bundle, drawn):
+    panels = drawn["wavelengths"].axes
+    assert set(lines(panels[0])) == {"19M", "52M", "217M"}
+    assert set(lines(panels[1])) == {"seed 42", "seed 43", "seed 44"}
+    assert set(lines(panels[2])) == {"L = 512", "L = 1,024", "L = 2,048"}
+    bands = run_of(bundle, "52M-lerope-42").result(Bands)
+    circles = [line.get_ydata()[0] for line in panels[1].get_lines() if line.get_markersize() == 7]
+    assert len(circles) == 3
+    assert bands.dominant_wavelength in circles
+    crosses = [line.get_ydata()[0] for line in panels[2].get_lines() if line.get_marker() == "x"]
+    assert crosses == pytest.approx([2.205 * length for length in (512, 1024, 2048)])
+
+
+def test_contributions_show_the_dominant_band_and_few_others(bundle, drawn):
+    files = run_of(bundle, "52M-lerope-42")
+    band = files.result(Bands).dominant_band
+    shown = lines(drawn["band-contributions"].axes[0])
+    (dominant,) = [values for label, values in shown.items() if label.startswith(f"{band}:")]
+    assert dominant[1] == pytest.approx(files.arrays("bands")["mean"][band][1:])
+    assert len(shown) == 6
+
+
+def test_phasors_point_where_the_result_says(bundle, drawn):
+    result = run_of(bundle, "52M-lerope-42").result(Phasors)
+    titled = [axes for axes in drawn["gradient-phasors"].axes if axes.get_title().startswith("m = ")]
+    assert len(titled) == 16
+    for axes in titled[8:]:
+        band = result.bands[int(axes.get_title().split()[2])]
+        (dot,) = [line for line in axes.get_lines() if line.get_marker() == "o"]
+        x, y = dot.get_xdata()[0], dot.get_ydata()[0]
+        assert np.hypot(x, y) == pytest.approx(band["coherence"])
+        assert np.arctan2(y, x) == pytest.approx(band["direction"])
+        assert len(axes.collections[0].get_offsets()) == LENGTH - 1
+
+
+def test_leave_one_out_bars_are_the_increases_and_the_papers_are_marked(bundle, drawn):
+    result = run_of(bundle, "52M-lerope-42").result(Ablation)
+    axes = drawn["leave-one-out"].axes[0]
+    bars = {
+        container.get_label(): [bar.get_height() for bar in container]
+        for container in axes.containers
+        if hasattr(container, "patches")
+    }
+    assert bars["it does not turn"] == [row["increase"] for row in result.removals if row["meaning"] == "frequency"]
+    assert lines(axes)["paper, 2.52B"].tolist() == [[17, 26], [0.762, 0.069]]
+
+
+def test_naive_losses_rise_beyond_the_train_length_and_yarns_do_not(drawn):
+    left, right = drawn["extrapolation"].axes
+    naive = lines(left)["LeRoPE"][1]
+    assert naive[-1] > naive[LENGTH] + 1
+    yarn = lines(right)["LeRoPE"]
+    assert yarn[0].min() == LENGTH
+    assert yarn[1][-1] < yarn[1][0]
+
+
+def test_the_best_learning_rate_is_starred_on_the_papers_line(drawn):
+    (axes,) = drawn["learning-rates"].axes
+    stars = [line.get_xdata()[0] for line in axes.get_lines() if line.get_marker() == "*"]
+    assert stars == [2**-6.5, 2**-6.5]
+
+
+def test_gaps_by_position_are_the_comparisons(bundle, drawn):
+    panel = drawn["loss-gap-by-position"].axes[1]
+    rows = [row for row in bundle.comparison.by_position if (row["rung"], row["method"]) == ("52M", "lerope")]
+    heights = [container.lines[0].get_ydata().tolist() for container in panel.containers]
+    assert [row["difference"] for row in rows] in heights
+
+
+def test_norm_maps_are_layers_by_bands(bundle, drawn):
+    bands = run_of(bundle, "52M-lerope-42").result(Bands)
+    (axes,) = [axes for axes in drawn["query-key-norms"].axes if axes.get_title() == "LeRoPE, 52M: keys"]
+    values = axes.images[0].get_array()
+    assert values.shape == (6, 32)
+    (row,) = [row for row in bands.layers if (row["layer"], row["band"]) == (2, 5)]
+    assert values[2, 5] == row["key_norm"]
+
+
+def test_methods_differ_in_colour_marker_and_line():
+    methods = ["rope", "prope", "lerope", "frozen", "nope"]
+    looks = [style.look(method) for method in methods]
+    for field in ("colour", "marker", "line", "label"):
+        assert len({str(getattr(look, field)) for look in looks}) == len(methods)
+    variants = ["rope,base=2048", "rope,base=500000", "lerope,sharing=layer"]
+    looks = [style.look(method, variants) for method in variants]
+    assert len({(look.marker, str(look.line)) for look in looks}) == 3
+    assert looks[0].colour == looks[1].colour == style.look("rope").colour
+
+
+def test_usual_options_make_no_other_method():
+    assert style.method_name("prope,p=0.75") == style.method_name("prope") == "prope"
+    assert style.method_name("rope,base=1e4") == "rope"
+    assert style.method_name("a/b/frequencies.json") == "frozen"
+    assert style.method_name("prope,p=0.5") == "prope,p=0.5"
+    assert style.method_label("rope,base=500000.0") == "RoPE, base 500,000"
+    assert style.method_label("my.module:Own") == "Own"
+
+
+def test_smoothing_counts_tokens_alike_and_keeps_a_constant():
+    counts = np.array([1.0, 100.0, 0.0, 3.0])
+    assert style.smooth(2.5 * counts, counts, 1.0) == pytest.approx(2.5)
+    near = style.smooth(np.array([1.0, 0.0, 0.0]), np.array([1.0, 1.0, 1.0]), 0.3)
+    assert near[0] > 0.9 > 0.1 > near[1] > near[2]
+
+
+def test_files_are_of_print_quality_and_the_same_every_time(bundle, tmp_path):
+    from PIL import Image
+
+    seen = []
+    names = ["needle-distractors", "query-key-norms"]
+    for folder in ("one", "two"):
+        files = write_figures(bundle, tmp_path / folder, names, lambda *step: seen.append(step))
+    assert [file.name for file in files[:3]] == [f"needle-distractors.{ending}" for ending in ("pdf", "svg", "png")]
+    assert seen == 2 * [("needle-distractors", 1, 2), ("query-key-norms", 2, 2)]
+    for file in files:
+        assert file.read_bytes() == (tmp_path / "one" / file.name).read_bytes()
+    assert (tmp_path / "one" / "captions.md").read_text().count("##") == 2
+    with Image.open(tmp_path / "one" / "query-key-norms.png") as image:
+        assert image.width == round(300 * style.PAGE)
+
+
+def test_an_unknown_figure_is_one_sentence(tmp_path):
+    with pytest.raises(ValueError, match=r"figures must be some of compute-multipliers, .*; got 'nothing'"):
+        write_figures(Bundle([]), tmp_path, ["nothing"])
+
+
+def test_without_matplotlib_it_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ValueError, match=r"pip install 'lerope\[plots\]'"):
+        BY_NAME["training"].draw(Bundle([]))
+
+
+def test_runs_that_were_scored_on_other_tokens_are_not_drawn_beside_others(bundle):
+    from dataclasses import replace
+
+    runs = [run_of(bundle, name) for name in ("52M-rope-42", "52M-prope-p0.75-42", "52M-lerope-42")]
+    result = runs[2].results["extrapolation"]
+    other = replace(result, ways=[{**way, "num_tokens": 7} for way in result.ways])
+    runs[2] = RunFiles(runs[2].run, {**runs[2].results, "extrapolation": other})
+    shown = lines(BY_NAME["extrapolation"].draw(Bundle(runs)).axes[0])
+    assert set(shown) == {"RoPE", "p-RoPE", "naive", "YaRN", "left out, measured otherwise: LeRoPE"}
+
+
+def test_a_band_is_called_dominant_only_if_it_stands_out(bundle):
+    from dataclasses import replace
+
+    files = run_of(bundle, "52M-lerope-42")
+    even = replace(files.results["bands"], dominance=1.3)
+    plain = Bundle([RunFiles(files.run, {**files.results, "bands": even})])
+    assert "dominant" in words(BY_NAME["wavelengths"].draw(Bundle([files])))
+    for name in ("wavelengths", "leave-one-out", "frequencies-through-training"):
+        assert "dominant" not in words(BY_NAME[name].draw(plain))
+
+
+def test_needle_maps_that_nobody_finds_are_shown_as_log_odds(bundle):
+    from dataclasses import replace
+
+    files = run_of(bundle, "52M-lerope-42")
+    result = files.result(Needle, "needle-long")
+    lost = replace(result, cells=[{**cell, "rate": 0.0} for cell in result.cells])
+    figure = BY_NAME["needle-lengths"].draw(Bundle([RunFiles(files.run, {"needle-long": lost})]))
+    assert "log-odds" in words(figure)
+    values = np.asarray(figure.axes[0].collections[0].get_array()).reshape(11, 5)
+    assert values[0, 0] == lost.cells[0]["margin"]
