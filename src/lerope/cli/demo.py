@@ -3,53 +3,106 @@
 import math
 import sys
 from pathlib import Path
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.table import Table
+from tyro.conf import arg
 
+from lerope.cli.report import report
 from lerope.cli.stopping import stoppable
 
 VOCAB_SIZE = 2_048
 # What two cores do in a few minutes. For so few steps, small batches, a low learning rate and little decay are best.
 STEPS = 300
 RECIPE = {"row_length": 256, "batch_tokens": 2_048, "learning_rate": 2**-8, "weight_decay": 1.0}
+# What a GPU does in about the same time.
+CUDA_STEPS = 600
+CUDA_RECIPE = {"row_length": 512, "batch_tokens": 32_768, "learning_rate": 2**-7, "weight_decay": 4.0}
+# Documents that bands and phasors are measured on.
+_NUM_ROWS, _NUM_PHASOR_ROWS = 16, 2
 BARS = " ▁▂▃▄▅▆▇█"
 
 
-def demo(out: Path = Path("runs/demo"), seed: int = 42, steps: int = STEPS) -> None:
-    """Prepare the interpreter's own sources, train RoPE and LeRoPE from the same start on the same batches, compare.
+def demo(
+    out: Path = Path("runs/demo"),
+    seed: int = 42,
+    steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
+    device: str = "auto",
+) -> None:
+    """Prepare the interpreter's own sources, train RoPE and LeRoPE as a pair, evaluate, analyze, and write a page.
 
     Example: lerope demo
 
     Args:
-        out: where data and runs go; a second call goes on with what is there.
+        out: where data, runs and the page go; a second call goes on with what is there.
         seed: decides initial weights and the order of documents, for both runs.
-        steps: steps of each run.
+        steps: Steps of each run; 300 unless given, on a GPU 600 of a larger model.
+        device: cuda or cpu; auto takes a GPU if there is one.
     """
+    import torch
+
+    if steps is not None and steps < 1:
+        raise ValueError(f"steps must be a positive whole number; got {steps}.")
+    on_cuda = device != "cpu" and torch.cuda.is_available()
+    say = Console(highlight=False).print
+    say("\n[bold]1. Data[/bold]: the Python sources of this interpreter")
     from lerope.data.prepare import prepare
+
+    with stoppable():
+        manifest = prepare(["python:"], out / "data", vocab_size=VOCAB_SIZE, validation_fraction=0.05)
+    runs: dict[str, Path] = {}
+    for number, encoding in enumerate(("rope", "lerope"), start=2):
+        say(f"\n[bold]{number}. {encoding}[/bold]: same initial weights, same batches")
+        runs[encoding] = _train(encoding, out, seed, steps, device, on_cuda)
+    say("\n[bold]4. Losses over whole documents, and what each band does[/bold]")
+    with stoppable():
+        losses = _measure(runs, device)
+    say("\n[bold]5. The page[/bold], with figures and tables beside it")
+    report(tuple(runs.values()), out=out / "report")
+    say("\n[bold]6. What came of it[/bold]")
+    say(_loss_table(losses, manifest.splits["validation"].unigram_entropy))
+    say(_frequencies(runs["lerope"]))
+    say(_verdict(runs, seed))
+
+
+def _train(encoding: str, out: Path, seed: int, steps: int | None, device: str, on_cuda: bool) -> Path:
     from lerope.train.config import Setup, recipe
     from lerope.train.job import train
 
-    if steps < 1:
-        raise ValueError(f"steps must be a positive whole number; got {steps}.")
-    say = Console(highlight=False).print
-    say("\n[bold]1. Data[/bold]: the Python sources of this interpreter")
-    with stoppable():
-        manifest = prepare(["python:"], out / "data", vocab_size=VOCAB_SIZE, validation_fraction=0.05)
-    setup = Setup(checkpoint_steps=50, validation_steps=steps)
+    count = steps or (CUDA_STEPS if on_cuda else STEPS)
+    fields: dict[str, Any] = {**(CUDA_RECIPE if on_cuda else RECIPE), "steps": count, "validation_tokens": 1 << 30}
+    if on_cuda:
+        fields["vocab_size"] = VOCAB_SIZE
+    name, precision = ("19M", "bf16") if on_cuda else ("demo", "float32")
+    # A run of a few steps can take no more decay than a tenth of them.
+    fields["weight_decay"] = min(fields["weight_decay"], count / 10)
+    chosen = recipe(name, encoding, seed, precision, **fields)  # type: ignore[arg-type]
+    setup = Setup(device=device, checkpoint_steps=50, validation_steps=count)
+    outcome = train(chosen, out / "data", out / chosen.name, setup)
+    if outcome.stopped_by is not None:
+        sys.exit(128 + outcome.stopped_by)
+    return outcome.path
+
+
+def _measure(runs: dict[str, Path], device: str) -> dict[str, float]:
+    from lerope.analyze.bands import measure_bands
+    from lerope.analyze.phasors import measure_phasors
+    from lerope.analyze.targets import open_target
+    from lerope.analyze.wavelengths import describe_frequencies
+    from lerope.evaluate.perplexity import Request, evaluate
+    from lerope.train.parallel import start_ranks
+
+    request = Request(device=device)
+    where = start_ranks(device).device
     losses = {}
-    for number, encoding in enumerate(("rope", "lerope"), start=2):
-        say(f"\n[bold]{number}. {encoding}[/bold]: same initial weights, same batches")
-        chosen = recipe("demo", encoding, seed, "float32", steps=steps, validation_tokens=1 << 30, **RECIPE)
-        outcome = train(chosen, out / "data", out / chosen.name, setup)
-        if outcome.stopped_by is not None:
-            sys.exit(128 + outcome.stopped_by)
-        assert outcome.validation_loss is not None
-        losses[encoding] = outcome.validation_loss
-    say("\n[bold]4. What came of it[/bold]")
-    say(_loss_table(losses, manifest.splits["validation"].unigram_entropy))
-    say(_frequencies(out / chosen.name))
-    say(_verdict(losses, seed))
+    for encoding, run in runs.items():
+        losses[encoding] = evaluate(run, request).loss
+        target = open_target(run, request)
+        describe_frequencies(target)
+        measure_bands(target, _NUM_ROWS, where)
+        measure_phasors(target, _NUM_PHASOR_ROWS, None, where)
+    return losses
 
 
 def _loss_table(losses: dict[str, float], unigram_entropy: float) -> Table:
@@ -82,13 +135,14 @@ def _frequencies(run: Path) -> str:
     return "\n".join(lines)
 
 
-def _verdict(losses: dict[str, float], seed: int) -> str:
-    gain = losses["rope"] - losses["lerope"]
-    which = "below" if gain > 0 else "above"
+def _verdict(runs: dict[str, Path], seed: int) -> str:
+    from lerope.scaling.compare import compare
+
+    (effect,) = compare(list(runs.values()), baseline="rope").effects
     return (
-        f"\nLeRoPE ended {abs(gain):.4f} nats {which} RoPE. That both learn far more than token frequencies is "
-        f"certain; which encoding is better is not: this is one seed ({seed}), a tiny model and a minute of training, "
-        "and the paper's differences of a few thousandths of a nat show in longer runs over several seeds."
+        f"\n{effect['verdict']}\nThat both learn far more than token frequencies is certain; which encoding is better "
+        f"is not: this is one seed ({seed}), a tiny model and a minute of training, and the paper's differences of a "
+        "few thousandths of a nat show in longer runs over several seeds."
     )
 
 

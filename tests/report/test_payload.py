@@ -1,0 +1,273 @@
+"""What the page is given: thinned without a change of meaning, small, and JSON that any browser reads."""
+
+import json
+import math
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from lerope.report.collect import Bundle, collect
+from lerope.report.page import as_json, embedded
+from lerope.report.payload import distance_edges, payload, run_payload
+from tests.report.example import LENGTH, _Run, write_example
+from tests.train.runs import edit
+
+MOST_BYTES = 6_000_000
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("example")
+    write_example(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lerope(example):
+    return run_payload(one(example / "52M-lerope-42"))
+
+
+def one(path: Path):
+    (files,) = collect([path]).runs
+    return files
+
+
+def write_lines(path: Path, records) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def bare(folder: Path, encoding: str = "lerope", name: str = "run") -> Path:
+    run = _Run(folder / name, "19M", encoding, 1)
+    run.write(loss=3.0)
+    return run.path
+
+
+def test_training_is_thinned_to_means_of_neighbours(tmp_path):
+    path = bare(tmp_path)
+    losses = np.random.default_rng(0).random(4000)
+    write_lines(path / "metrics.jsonl", ({"step": at + 1, "loss": loss} for at, loss in enumerate(losses.tolist())))
+    curve = run_payload(one(path))["training"]
+    assert len(curve["steps"]) == len(curve["values"]) == 400
+    assert curve["values"] == pytest.approx(losses.reshape(400, 10).mean(1), rel=1e-4)
+    assert curve["steps"][:2] == [5.5, 15.5]
+
+
+def test_a_short_run_keeps_every_step(tmp_path):
+    path = bare(tmp_path)
+    write_lines(
+        path / "metrics.jsonl",
+        [{"step": 1, "loss": 2.5}, {"step": 1, "validation_loss": 2.25}, {"step": 2, "loss": 2.0}],
+    )
+    found = run_payload(one(path))
+    assert found["training"] == {"steps": [1, 2], "values": [2.5, 2.0]}
+    assert found["validation"] == {"steps": [1], "values": [2.25]}
+
+
+def test_progress_and_time_left(tmp_path):
+    path = bare(tmp_path)
+    write_lines(path / "metrics.jsonl", [{"step": at, "loss": 1.0, "seconds": 0.5} for at in range(1, 61)])
+    progress = run_payload(one(path))["progress"]
+    assert (progress["step"], progress["steps"]) == (60, 960)
+    assert progress["secondsLeft"] == 0.5 * 900
+
+
+@pytest.mark.parametrize(
+    ("encoding", "base"), [("lerope", 1e4), ("lerope,base=500000", 5e5), ("lerope,base=many", 1e4)]
+)
+def test_wavelengths_follow_from_log_scales_and_the_base(tmp_path, encoding, base):
+    path = bare(tmp_path, encoding)
+    write_lines(
+        path / "frequencies.jsonl",
+        [{"step": 0, "log_scales": [0.0] * 4}, {"step": 9, "log_scales": [math.log(2), 0, None, -1]}],
+    )
+    found = run_payload(one(path))["frequencies"]
+    rope = [2 * math.pi * base ** (band / 4) for band in range(4)]
+    assert found["rope"] == pytest.approx(rope, rel=1e-4)
+    assert found["steps"] == [0, 9]
+    assert found["wavelengths"][0] == pytest.approx(rope, rel=1e-3)
+    assert found["wavelengths"][1][:2] == pytest.approx([rope[0] / 2, rope[1]], rel=1e-3)
+    assert found["wavelengths"][1][2] is None
+    assert found["low"] is None
+
+
+def test_a_band_that_does_not_turn_has_no_wavelength(example):
+    found = run_payload(one(example / "52M-prope-p0.75-42"))["frequencies"]
+    assert found["wavelengths"][0][23] is not None
+    assert found["wavelengths"][0][24:] == [None] * 8
+
+
+def test_layers_with_frequencies_of_their_own_give_a_middle_and_two_ends(tmp_path):
+    path = bare(tmp_path)
+    write_lines(path / "frequencies.jsonl", [{"step": 0, "frequencies": [[1.0, 0.5], [4.0, 0.5]]}])
+    found = run_payload(one(path))["frequencies"]
+    turn = 2 * math.pi
+    assert found["wavelengths"][0] == pytest.approx([turn / 2, turn / 0.5], rel=1e-3)
+    assert found["low"][0] == pytest.approx([turn / 4, turn / 0.5], rel=1e-3)
+    assert found["high"][0] == pytest.approx([turn, turn / 0.5], rel=1e-3)
+
+
+def test_no_bands_and_no_records_are_no_frequencies(tmp_path):
+    path = bare(tmp_path, "nope")
+    write_lines(path / "frequencies.jsonl", [{"step": 0, "frequencies": []}])
+    assert run_payload(one(path))["frequencies"] is None
+    (path / "frequencies.jsonl").unlink()
+    assert run_payload(one(path))["frequencies"] is None
+
+
+def test_history_is_thinned_and_keeps_both_ends(tmp_path):
+    path = bare(tmp_path)
+    write_lines(path / "frequencies.jsonl", ({"step": at, "log_scales": [at / 1000, 0]} for at in range(1001)))
+    found = run_payload(one(path))["frequencies"]
+    assert len(found["steps"]) == 120
+    assert (found["steps"][0], found["steps"][-1]) == (0, 1000)
+    assert found["wavelengths"][-1][0] == pytest.approx(2 * math.pi / math.e, rel=1e-3)
+
+
+@pytest.mark.parametrize("last", [1, 2, 7, 159, 160, 161, 2047, 32767])
+def test_distances_are_cut_without_gap_or_overlap(last):
+    edges = distance_edges(last)
+    assert edges[0] == 1
+    assert edges[-1] == last + 1
+    assert (np.diff(edges) >= 1).all()
+    assert len(edges) <= 161
+
+
+def test_contributions_are_means_over_groups_of_distances(example, lerope):
+    curves = lerope["bands"]["curves"]
+    mean = load_file(example / "52M-lerope-42" / "results" / "bands.safetensors")["mean"]
+    edges = curves["edges"]
+    for band in (0, 11, 31):
+        wanted = [mean[band, start:stop].mean() for start, stop in pairwise(edges)]
+        assert curves["mean"][band] == pytest.approx(wanted, rel=1e-3, abs=1e-6)
+    assert edges[-1] == LENGTH
+    assert lerope["bands"]["dominantBand"] == 11
+
+
+def test_curves_that_are_gone_leave_the_rest(example, tmp_path):
+    path = tmp_path / "copy"
+    shutil.copytree(example / "52M-lerope-42", path)
+    (path / "results" / "bands.safetensors").unlink()
+    (path / "results" / "phasors.safetensors").write_bytes(b"no")
+    found = run_payload(one(path))
+    assert found["bands"]["curves"] is None
+    assert found["bands"]["dominantBand"] == 11
+    assert found["phasors"] is None
+
+
+def test_phasors_keep_the_resultant_of_all_distances(example, lerope):
+    found = lerope["phasors"]
+    written = json.loads((example / "52M-lerope-42" / "results" / "phasors.json").read_text())["bands"]
+    for field in ("gradient", "coherence", "direction"):
+        assert found[field] == pytest.approx([band[field] for band in written], rel=1e-3), field
+    sizes = np.hypot(found["real"], found["imaginary"])
+    assert sizes.max() <= 1.0001
+    assert len(found["distances"]) == sizes.shape[1] <= 160
+    assert found["distances"][:3] == [1, 2, 3]
+    assert all(value == round(value, 4) for value in found["real"][0])
+
+
+def test_needles_are_grids_of_depth_by_column(lerope):
+    within, beyond = sorted(lerope["needles"], key=lambda needle: needle["long"])
+    assert within["columns"] == [[LENGTH, number] for number in (1, 3, 7, 15, 31)]
+    assert beyond["columns"] == [[LENGTH * factor, 0] for factor in (1, 2, 4, 8, 16)]
+    assert within["depths"] == [depth / 10 for depth in range(11)]
+    rate = within["fields"].index("rate")
+    assert within["cells"][5][0][rate] == 1.0
+    assert within["cells"][5][4][rate] == 0.45
+    assert not within["floor"]
+
+
+def test_names_tell_runs_apart(tmp_path):
+    for name in ("x", "y", "a/x", "b/x"):
+        bare(tmp_path, name=name)
+    bundle = collect([tmp_path])
+    names = {run["path"]: run["id"] for run in payload(bundle)["runs"]}
+    assert names == {str(tmp_path / name): name for name in ("x", "y", "a/x", "b/x")}
+
+
+def test_the_verdict_is_of_the_largest_rung_with_several_seeds(example):
+    found = payload(collect([example]))
+    assert (found["verdict"]["rung"], found["verdict"]["method"]) == ("52M", "lerope")
+    assert found["verdict"]["text"].startswith("lerope is 0.0105 nats below rope (95 % interval")
+    (effect,) = [e for e in found["comparison"]["effects"] if (e["rung"], e["method"]) == ("52M", "lerope")]
+    assert effect["low"] < effect["difference"] < effect["high"] < 0
+    assert {entry["method"] for entry in found["multipliers"]["multipliers"]} == {"lerope", "prope,p=0.75"}
+    assert 0 < len(found["ticked"]) <= 12
+
+
+def test_without_a_verdict_the_page_says_what_to_run(tmp_path):
+    rope = bare(tmp_path, "rope", "my runs/a")
+    found = payload(collect([tmp_path]))["verdict"]
+    assert found["text"] is None
+    assert found["missing"]["command"] == "lerope train 19M --encoding lerope --seed 1 --data DATA"
+    other = bare(tmp_path, "lerope", "my runs/b")
+    found = payload(collect([tmp_path]))["verdict"]["missing"]
+    assert found["command"] == f"lerope eval '{rope}' '{other}'"
+    for path in (rope, other):
+        edit(path / "run.json", finished=False)
+    found = payload(collect([tmp_path]))["verdict"]["missing"]
+    assert "still training" in found["text"]
+
+
+def test_damaged_records_become_a_note(tmp_path):
+    path = bare(tmp_path)
+    (path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\nnot json\n{"step": 2, "loss": 1.0}\n')
+    found = payload(collect([path]))
+    assert found["runs"][0]["training"]["steps"] == []
+    assert any("line 2" in note for note in found["notes"])
+
+
+def test_numbers_that_json_lacks_become_null(tmp_path):
+    path = bare(tmp_path)
+    (path / "metrics.jsonl").write_text('{"step": 1, "loss": NaN, "tokens_per_second": Infinity}\n')
+    found = payload(collect([path]))
+    assert found["runs"][0]["training"]["values"] == [None]
+    assert json.loads(as_json(found))["runs"][0]["progress"]["loss"] is None
+
+
+def test_provenance_holds_what_is_needed_to_repeat_a_run(lerope):
+    found = lerope["provenance"]
+    assert found["command"] == "lerope train 52M"
+    assert found["data"] == "c" * 64
+    assert found["recipe"]["steps"] == 3840
+    assert found["start"]["commit"] == "a" * 40
+    assert {
+        "file": "eval.json",
+        "date": "2026-01-02T03:04:05+00:00",
+        "lerope": "0.1.0",
+        "commit": "a" * 40,
+        "torch": None,
+        "gpu": None,
+    } in found["results"]
+
+
+def test_a_dozen_runs_as_long_as_the_paper_s_stay_below_the_limit(tmp_path):
+    run = _Run(tmp_path / "long", "217M", "lerope", 42, row_length=2048)
+    run.write(loss=3.0)
+    for fill in (run.frequencies, run.bands, run.needle, run.needle_long):
+        fill()
+    for fill in (run.evaluation, run.extrapolation, run.ablation, run.phasors):
+        fill(3.0)
+    noise = np.random.default_rng(0)
+    write_lines(run.path / "metrics.jsonl", ({"step": at + 1, "loss": noise.random()} for at in range(20_000)))
+    write_lines(
+        run.path / "frequencies.jsonl", ({"step": at, "log_scales": noise.random(32).tolist()} for at in range(1000))
+    )
+    files = one(run.path)
+    found = payload(Bundle([files] * 12), [run_payload(files)] * 12)
+    assert len(found["runs"]) == 12
+    assert all(
+        run[part] for run in found["runs"] for part in ("bands", "phasors", "ablation", "needles", "extrapolation")
+    )
+    assert 1_000_000 < len(embedded(found).encode()) < MOST_BYTES
+
+
+def test_embedded_json_cannot_end_its_element():
+    text = "</script><!--<script>&amp;\u2028\u2029'\""
+    found = embedded({"name": text})
+    assert not set("<>&\u2028\u2029") & set(found)
+    assert json.loads(found) == {"name": text}
