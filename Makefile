@@ -3,7 +3,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test test-gpu lint format bench figures clean
+.PHONY: help demo test test-slow test-gpu lint format bench figures clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -21,6 +21,9 @@ demo: $(READY)  ## train RoPE and LeRoPE on this machine's Python sources, and c
 
 test: lint      ## lint, types and all tests that need no GPU
 	@$(BIN)/python -m pytest
+
+test-slow: $(READY)  ## every study of the paper in small, with its measurements (minutes)
+	@$(BIN)/python -m pytest -m slow
 
 test-gpu: $(READY)  ## the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu
