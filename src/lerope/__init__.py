@@ -10,6 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lerope.interop.export_hf import export
+    from lerope.interop.huggingface import convert
     from lerope.rotary.artifact import Frequencies
     from lerope.rotary.encodings import Encoding, FrozenRoPE, LeRoPE, NoPE, PRoPE, RoPE
     from lerope.rotary.extension import Extension, extend
@@ -33,6 +35,8 @@ __all__ = [
     "Rotation",
     "check_gradients",
     "clip_grad_norm_",
+    "convert",
+    "export",
     "extend",
     "param_groups",
     "permute_layout",
@@ -41,6 +45,8 @@ __all__ = [
 ]
 
 _HOME = {
+    "lerope.interop.export_hf": ["export"],
+    "lerope.interop.huggingface": ["convert"],
     "lerope.rotary.artifact": ["Frequencies"],
     "lerope.rotary.encodings": ["Encoding", "FrozenRoPE", "LeRoPE", "NoPE", "PRoPE", "RoPE"],
     "lerope.rotary.extension": ["Extension", "extend"],

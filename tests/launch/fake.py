@@ -1,11 +1,15 @@
 """Stands for `lerope` where a study is run: writes what a run leaves, in a moment, and notes what it was asked for.
 
 python -m tests.launch.fake CALLS train demo ... --out RUN
-python -m tests.launch.fake CALLS eval RUN
+python -m tests.launch.fake CALLS eval RUN ...
+
+Waits while there is a file OUT/hold-RUN (training) or OUT/hold-COMMAND-RUN. Beside CALLS are identities.json, what runs
+are, and frequencies.json, what they learn.
 """
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -27,31 +31,48 @@ def train(args: list[str]) -> None:
         sys.exit("Traceback of a kind\nlerope train: broken on purpose.")
     if encoding.endswith(".json") and not Path(encoding).is_file():
         sys.exit(f"lerope train: {encoding} does not exist.")
-
-    def save(number, frame):
-        note(f"saved {out.name}")
-        sys.exit(128 + number)
-
-    signal.signal(signal.SIGTERM, save)
+    save_on_sigterm(out)
     with locked(out):
-        identity = {"recipe": {"encoding": encoding, "seed": 0, "rung": "demo"}, "data": ""}
-        run = {"identity": identity, "finished": False, "created": "today", "starts": [{}]}
+        identity = json.loads((home() / "identities.json").read_text())[out.name]
+        run = {"identity": identity, "finished": False, "created": f"by {os.getpid()}", "starts": [{}]}
+        if (out / "run.json").exists():
+            run["created"] = json.loads((out / "run.json").read_text())["created"]
         (out / "run.json").write_text(json.dumps(run))
-        note(f"held {out.name}")
-        while (out.parent / f"hold-{out.name}").exists():
-            time.sleep(0.01)
+        hold(out, "held", f"hold-{out.name}")
         (out / "metrics.jsonl").write_text('{"step": 3, "loss": 2.5}\n{"step": 3, "validation_loss": 2.25}\n')
         (out / "model").mkdir(exist_ok=True)
-        (out / "model" / "frequencies.json").write_text("{}")
+        shutil.copy(home() / "frequencies.json", out / "model")
+        (out / "results").mkdir(exist_ok=True)
+        (out / "results" / "training.json").write_text("{}")
         (out / "run.json").write_text(json.dumps({**run, "finished": True}))
     note(f"trained {out.name}")
 
 
-def measure(name: str, run: Path) -> None:
+def measure(name: str, run: Path, options: list[str]) -> None:
     note(f"{name} {run.name}")
-    (run / "results").mkdir(exist_ok=True)
-    (run / "results" / f"{name}.json").write_text("{}")
+    save_on_sigterm(run)
+    with locked(run / "results"):
+        hold(run, "measuring", f"hold-{name}-{run.name}")
+        (run / "results" / f"{'-'.join([name, *options])}.json").write_text("{}")
+
+
+def hold(run: Path, word: str, file: str) -> None:
+    note(f"{word} {run.name}")
+    while (run.parent / file).exists():
+        time.sleep(0.01)
+
+
+def save_on_sigterm(run: Path) -> None:
+    def save(number, frame):
+        note(f"saved {run.name}")
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, save)
+
+
+def home() -> Path:
+    return Path(sys.argv[1]).parent
 
 
 if __name__ == "__main__":
-    train(sys.argv[2:]) if sys.argv[2] == "train" else measure(sys.argv[2], Path(sys.argv[3]))
+    train(sys.argv[2:]) if sys.argv[2] == "train" else measure(sys.argv[2], Path(sys.argv[3]), sys.argv[4:])

@@ -1,18 +1,24 @@
 """A study on this machine: order, several at once, failures, and a launcher that is stopped or killed."""
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
+from dataclasses import replace
 from threading import Thread
 
 import pytest
 
-from lerope.launch.local import LOGS, carry_out, places, status
-from lerope.launch.study import PlannedRun, Study, grid
+import lerope
+from lerope.data.shards import Manifest
+from lerope.launch.local import LOGS, carry_out, places
+from lerope.launch.progress import status
+from lerope.launch.study import PlannedRun, Study, grid, measured
+from tests.data.corpora import write_corpus
+from tests.train.runs import edit
 
 ONE, TWO = [{"OMP_NUM_THREADS": "1"}], [{"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "2"}]
 STEPS = {"steps": 3}
@@ -30,8 +36,19 @@ def program(out):
     return (sys.executable, "-m", "tests.launch.fake", str(out / "calls"))
 
 
-def launch(chosen, out, where=ONE):
-    return carry_out(chosen, Path("no-data"), out, where, program(out))
+def launch(chosen, out, where=ONE, data="data"):
+    """Carries a study out; what its runs are, and learn, is there for the program to copy."""
+    corpus = out.parent / data
+    if not corpus.exists():
+        write_corpus(corpus, {"train": [9], "validation": [9]}, seed=len(data))
+    out.mkdir(exist_ok=True)
+    if not (out / "frequencies.json").exists():
+        lerope.RoPE(64).save(out / "frequencies.json")
+    learned = lerope.FrozenRoPE.load(out / "frequencies.json").artifact().fingerprint()
+    fixed = {"data": Manifest.load(corpus).fingerprint(), "initial_frequencies": learned}
+    identities = {run.name: {"recipe": run.recipe(out).as_dict(), **fixed} for run in chosen.runs}
+    (out / "identities.json").write_text(json.dumps(identities))
+    return carry_out(chosen, corpus, out, where, program(out))
 
 
 def calls(out):
@@ -141,7 +158,92 @@ def test_what_is_done_is_not_done_again(out):
     (out / "demo-rope-42" / "results" / "eval.json").unlink()
     assert status(pair().runs[0], out).state == "trained"
     launch(pair(), out)
-    assert calls(out)[len(before) :] == [("eval", "demo-rope-42")]
+    assert calls(out)[len(before) :] == [("eval", "demo-rope-42"), ("measuring", "demo-rope-42")]
+
+
+def test_a_measurement_is_done_when_its_command_has_ended_well(out):
+    """Not when there is some result of that name: of other arguments, of an earlier training, or by hand."""
+    (run,) = measured(grid(["demo"], ["rope"], **STEPS), ("needle",), ("needle", "--to", "9"))
+    results = out / run.name / "results"
+    assert launch(study(replace(run, measure=(("eval",), ("needle",)))), out) == {}
+    (results / "needle-by-hand.json").write_text("{}")
+    assert status(run, out).state == "trained"
+    before = len(calls(out))
+    assert launch(study(run), out) == {}
+    assert [word for word, _ in calls(out)[before:]] == ["needle", "measuring"]
+    assert (results / "needle---to-9.json").exists()
+    assert status(run, out).state == "finished"
+    edit(out / run.name / "run.json", created="later")
+    assert status(run, out).state == "trained"
+    launch(study(run), out)
+    assert status(run, out).state == "finished"
+    for damage in ("{", "[]", '{"created": "later"}'):
+        (results / ".measured.json").write_text(damage)
+        assert status(run, out).state == "trained"
+
+
+def test_another_run_of_the_same_name_is_refused(out):
+    chosen = pair()
+    assert launch(chosen, out) == {}
+    before = calls(out)
+    longer = study(*grid(["demo"], ["rope", "lerope"], steps=5))
+    folder = out / "demo-rope-42"
+    sentence = f"{folder} has another run: its steps is 3, not 5; choose another --out."
+    failed = launch(longer, out)
+    assert failed.keys() == {"demo-rope-42", "demo-lerope-42"}
+    assert failed["demo-rope-42"] == sentence
+    found = status(longer.runs[0], out)
+    assert (found.state, found.step, found.steps, found.problem) == ("different", 3, 3, sentence)
+    other = launch(chosen, out, data="other")
+    assert other["demo-rope-42"] == (
+        f"{folder} has another run: its data has another fingerprint; choose another --out, or its own --data."
+    )
+    assert status(chosen.runs[0], out, "another fingerprint").state == "different"
+    assert status(chosen.runs[0], out).state == "finished"
+    assert calls(out) == before
+
+
+def test_precision_is_the_machine_s_unless_the_study_gives_it(out):
+    (run,) = grid(["demo"], ["rope"], **STEPS)
+    launch(study(run), out)
+    content = json.loads((out / run.name / "run.json").read_text())
+    there = content["identity"]["recipe"]["precision"]
+    another = "float32" if there == "bf16" else "bf16"
+    content["identity"]["recipe"]["precision"] = another
+    (out / run.name / "run.json").write_text(json.dumps(content))
+    assert status(run, out).state == "finished"
+    fixed = replace(run, changes={**STEPS, "precision": there})
+    assert f"its precision is '{another}', not '{there}'" in status(fixed, out).problem
+
+
+def test_what_needs_another_run_is_not_trained_with_frequencies_of_a_different_one(out):
+    first, *_ = grid(["demo"], ["lerope"], [43], **STEPS)
+    needs = PlannedRun(rung="demo", encoding="frozen", after=first.name, changes=STEPS)
+    launch(study(first), out)
+    failed = launch(study(replace(first, changes={"steps": 5}), needs), out)
+    assert failed[needs.name] == f"needs {first.name}, which failed"
+    assert ("train", needs.name) not in calls(out)
+    # Its own are compared with those of the run it names, wherever that lies.
+    assert launch(study(first, needs), out) == {}
+    assert status(needs, out).state == "finished"
+    moved = out.rename(out.with_name("moved"))
+    assert status(needs, moved).state == "finished"
+    lerope.RoPE(64, base=500.0).save(moved / first.name / "model" / "frequencies.json")
+    assert f"its frequencies are not those of {first.name}" in status(needs, moved).problem
+
+
+def test_status_leaves_nothing_behind(out):
+    (out / "demo-rope-42").mkdir(parents=True)
+    assert [status(run, out).state for run in pair().runs] == ["waiting", "waiting"]
+    assert [path.name for path in out.rglob("*")] == ["demo-rope-42"]
+
+
+def test_a_damaged_run_has_a_status(out):
+    (out / "demo-rope-42").mkdir(parents=True)
+    (out / "demo-rope-42" / "run.json").write_text("{")
+    found = status(pair().runs[0], out)
+    assert found.state == "damaged"
+    assert "run.json is damaged" in found.problem
 
 
 def test_several_at_once_each_in_its_place(out):
@@ -189,6 +291,25 @@ def test_killed_in_the_middle_and_started_again(out, children):
     again = 1 if children == "live on" else 2
     assert [done.count(("train", f"demo-{name}-42")) for name in ("rope", "lerope", "prope")] == [1, again, 1]
     assert [done.count(("eval", f"demo-{name}-42")) for name in ("rope", "lerope", "prope")] == [1, 1, 1]
+
+
+def test_killed_in_a_measurement_and_started_again(out):
+    out.mkdir()
+    hold = out / "hold-eval-demo-rope-42"
+    hold.touch()
+    process = spawn(out)
+    wait_for(lambda: ("measuring", "demo-rope-42") in calls(out), process)
+    process.kill()
+    process.wait()
+    process = spawn(out)
+    wait_for(lambda: ("eval", "demo-lerope-42") in calls(out), process)
+    assert calls(out).count(("eval", "demo-rope-42")) == 1
+    hold.unlink()
+    text = process.communicate(timeout=60)[0]
+    assert "demo-rope-42: in use by another process; waiting for it" in text
+    assert "failed {}" in text
+    assert [calls(out).count(("train", f"demo-{name}-42")) for name in ("rope", "lerope")] == [1, 1]
+    assert [status(run, out).state for run in pair().runs] == ["finished", "finished"]
 
 
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])

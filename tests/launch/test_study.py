@@ -62,7 +62,7 @@ def test_the_studies_are_the_paper_s():
     assert study_named("code").source == "hf:starcoder"
     assert ("extrapolate", "--to", "4096") in study_named("extrapolation").runs[0].measure
     frozen = study_named("fixed").runs[-1]
-    assert frozen.spec(Path("out")) == "out/217M-lerope-43/model/frequencies.json"
+    assert frozen.spec(Path("/out")) == "/out/217M-lerope-43/model/frequencies.json"
     assert frozen.seed == 42, "its frequencies come from another seed"
 
 
@@ -127,6 +127,15 @@ def test_commands():
     ]
     study = shortened(Study(name="s", sentence="?", runs=[run]), 9)
     assert study.runs[0].recipe(Path()).steps == 9
+
+
+def test_a_file_of_frequencies_is_the_same_however_the_folder_is_spelled(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    frozen = study_named("fixed").runs[-1]
+    spellings = (Path("out"), Path("./out"), tmp_path / "out", tmp_path / "x" / ".." / "out")
+    assert {frozen.recipe(out).encoding for out in spellings} == {
+        str(tmp_path.resolve() / "out" / "217M-lerope-43" / "model" / "frequencies.json")
+    }
 
 
 def test_labels():

@@ -51,7 +51,7 @@ def ladder(
         print_: Print the commands, one line a run in an order in which they can run, and start nothing.
         json_: Print the list, or the status, as JSON.
     """
-    from lerope.launch.local import carry_out, places
+    from lerope.launch.local import LOGS, carry_out, places
     from lerope.launch.recipes import study_named
 
     if study is None:
@@ -60,7 +60,7 @@ def ladder(
     chosen = sized(study_named(study), demo, steps)
     out = out or Path("studies") / (f"{chosen.name}-demo" if demo else chosen.name)
     if status:
-        _status(chosen, out, json_)
+        _status(chosen, out, data, json_)
         return
     if data is None:
         size = " --vocab-size 2048" if demo else ""
@@ -73,9 +73,12 @@ def ladder(
     _check(chosen, data)
     with stoppable(), redirect_stdout(sys.stderr if json_ else sys.stdout):
         failed = carry_out(chosen, data, out, places(at_once))
-    _status(chosen, out, json_)
+    _status(chosen, out, data, json_)
     if failed:
-        print(f"{len(failed)} of {len(chosen.runs)} runs failed; their logs are in {out / 'logs'}.", file=sys.stderr)
+        print(
+            f"{len(failed)} of {len(chosen.runs)} runs failed, as said above; logs are in {out / LOGS}.",
+            file=sys.stderr,
+        )
         sys.exit(1)
 
 
@@ -121,10 +124,12 @@ def _list(as_json: bool) -> None:
     Console(highlight=False).print(table)
 
 
-def _status(study: "Study", out: Path, as_json: bool) -> None:
-    from lerope.launch.local import status
+def _status(study: "Study", out: Path, data: Path | None, as_json: bool) -> None:
+    from lerope.data.shards import Manifest
+    from lerope.launch.progress import status
 
-    rows = [status(run, out) for run in study.runs]
+    fingerprint = None if data is None else Manifest.load(data).fingerprint()
+    rows = [status(run, out, fingerprint) for run in study.runs]
     if as_json:
         print(json.dumps([vars(row) for row in rows], indent=1))
         return
@@ -134,7 +139,11 @@ def _status(study: "Study", out: Path, as_json: bool) -> None:
     for row in rows:
         loss = "" if row.validation_loss is None else f"{row.validation_loss:.4f}"
         table.add_row(row.name, row.state, f"{row.step:,}/{row.steps:,}", loss)
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print(table)
+    for row in rows:
+        if row.problem is not None:
+            console.print(f"{row.name}: {row.problem}", soft_wrap=True, markup=False)
 
 
 COMMAND = ladder

@@ -21,6 +21,10 @@ COMMANDS = {
     "extrapolate": ("lerope.cli.extrapolate", "loss beyond the train length, for every way of stretching frequencies"),
     "needle": ("lerope.cli.needle", "whether a run finds values hidden in long text"),
     "analyze": ("lerope.cli.analyze", "what a run learned: wavelengths, contributions of bands, gradients"),
+    "report": ("lerope.cli.report", "everything runs have shown, as one page and as figures and tables"),
+    "watch": ("lerope.cli.watch", "the report's page on this machine, live while runs train"),
+    "export": ("lerope.cli.export", "write a run for transformers, vLLM, SGLang, mlx-lm, TensorRT-LLM or llama.cpp"),
+    "verify": ("lerope.cli.verify", "whether engines compute what an exported model is"),
     "demo": ("lerope.cli.demo", "the whole journey in minutes on a CPU"),
 }
 

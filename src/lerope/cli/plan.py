@@ -164,7 +164,8 @@ def _plan_study(name: str, machine: _Machine, vocab_size: int | None, demo: bool
         sections = list(_study_sections(f"{study.name}: {study.sentence}", costs, machine))
         _print(sections[:1] if demo else sections)  # the demo is for CPUs
         return
-    totals = {field: sum(getattr(cost, field) for cost in costs) for field in ("steps", "tokens", "compute", "flops")}
+    fields = ("steps", "tokens", "compute", "flops", "eval_tokens", "eval_flops")
+    totals = {field: sum(getattr(cost, field) for cost in costs) for field in fields}
     hours = {gpu.name: _gpu_hours(totals["flops"], machine, gpu) for gpu in machine.gpus}
     content = {
         "study": study.name,
@@ -184,28 +185,44 @@ def _gpu_hours(flops: int, machine: _Machine, gpu: Gpu) -> float:
 
 def _study_sections(title: str, costs: "list[RunCost]", machine: _Machine) -> Iterator[_Section]:
     """Runs that cost the same share a line."""
+    from lerope.launch.cost import FLOAT32_SLOWDOWN, VALIDATION_TOKENS
+
     kinds = Counter(replace(cost, run="") for cost in costs)
-    table = _table("Rung", "Row", "Runs", "Steps", "Tokens", "C, FLOP", "FLOPs")
+    table = _table("Rung", "Row", "Runs", "Steps", "Tokens", "C, FLOP", "FLOPs", "Eval")
     hours = _table("GPU hours", *(gpu.name for gpu in machine.gpus))
     for kind, count in kinds.items():
-        sums = (_count(count * kind.tokens), _power(count * kind.compute, 2), _power(count * kind.flops, 2))
+        flops = (_power(count * number, 2) for number in (kind.compute, kind.flops, kind.eval_flops))
+        sums = (_count(count * kind.tokens), *flops)
         table.add_row(kind.rung, f"{kind.row_length:,}", str(count), f"{count * kind.steps:,}", *sums)
         each = (_hours(_gpu_hours(count * kind.flops, machine, gpu)) for gpu in machine.gpus)
         hours.add_row(kind.rung if kind.row_length == 2048 else f"{kind.rung}, {kind.row_length:,}", *each)
-    steps, tokens, compute, flops = (
-        sum(getattr(cost, field) for cost in costs) for field in ("steps", "tokens", "compute", "flops")
-    )
-    sums = (_count(tokens), _power(compute, 2), _power(flops, 2))
+    fields = ("steps", "tokens", "compute", "flops", "eval_flops")
+    steps, tokens, compute, flops, eval_flops = (sum(getattr(cost, field) for cost in costs) for field in fields)
+    sums = (_count(tokens), _power(compute, 2), _power(flops, 2), _power(eval_flops, 2))
     table.add_row("total", "", str(len(costs)), f"{steps:,}", *sums, style="bold")
     hours.add_row("total", *(_hours(_gpu_hours(flops, machine, gpu)) for gpu in machine.gpus), style="bold")
     seconds = (run_seconds(flops, gpu.peak_flops, machine.num_gpus, machine.utilisation) for gpu in machine.gpus)
     hours.add_row(f"time on {machine.num_gpus:,}", *map(_duration, seconds))
-    yield _Section(title=title, table=table, note="Sums over the runs of a line. C = 6 N_ne tokens.")
-    note = f"At {100 * machine.utilisation:g} % of the dense bfloat16 peak (--utilisation); without measurements."
+    note = (
+        "Sums over the runs of a line. C = 6 N_ne tokens. Eval: FLOPs of `lerope eval`, for a validation split of "
+        f"{VALIDATION_TOKENS / 1e6:.0f}M tokens, about C4's, unless --max-tokens says less. needle and extrapolate are "
+        "not counted."
+    )
+    yield _Section(title=title, table=table, note=note)
+    shares = {kind.rung: FLOAT32_SLOWDOWN * kind.eval_flops / kind.flops for kind in kinds}
+    note = (
+        f"At {100 * machine.utilisation:g} % of the dense bfloat16 peak (--utilisation). `lerope eval` comes on top: "
+        f"its float32 is about {FLOAT32_SLOWDOWN} times slower on A100, H100 and H200, which adds "
+        f"{', '.join(f'{share:.0%} at {rung}' for rung, share in shares.items())}."
+    )
     yield _Section(title="Training", table=hours, note=note)
 
 
 def _model(name: str, vocab_size: int | None) -> ModelConfig:
+    from lerope.launch.recipes import STUDIES
+
+    if name not in LADDER:
+        raise ValueError(f"name must be a rung, {', '.join(LADDER)}, or a study, {', '.join(STUDIES)}; got {name!r}.")
     return rung(name) if vocab_size is None else replace(rung(name), vocab_size=vocab_size)
 
 

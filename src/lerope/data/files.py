@@ -3,11 +3,16 @@
 import fcntl
 import hashlib
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 LOCK = ".lock"
+# A process that only asks whether a folder is locked is done sooner than this.
+_PATIENCE_S = 1.0
+_RETRY_S = 0.05
 
 
 def sha256_of(path: Path) -> str:
@@ -38,13 +43,32 @@ def locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise ValueError(f"out must be a folder that can be written; got {folder} ({error.strerror}).") from None
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{folder} is in use by another process; wait for it, or use another folder.") from None
-        except OSError as error:
-            raise ValueError(
-                f"{folder} cannot be locked ({error.strerror}); use a file system with locks, for Lustre one "
-                "mounted with flock."
-            ) from None
+        deadline = time.monotonic() + _PATIENCE_S
+        while not _lock(lock, fcntl.LOCK_EX):
+            if time.monotonic() >= deadline:
+                raise ValueError(f"{folder} is in use by another process; wait for it, or use another folder.")
+            time.sleep(_RETRY_S)
         yield
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process keeps others out of a folder. Writes nothing, and says no where there are no locks."""
+    try:
+        with (folder / LOCK).open("rb") as lock:
+            return not _lock(lock, fcntl.LOCK_SH)
+    except (OSError, ValueError):
+        return False
+
+
+def _lock(file: IO[Any], kind: int) -> bool:
+    """Locks a file, unless another process has it locked."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise ValueError(
+            f"{Path(file.name).parent} cannot be locked ({error.strerror}); use a file system with locks, for Lustre "
+            "one mounted with flock."
+        ) from None
+    return True

@@ -1,44 +1,27 @@
 """Runs a study on this machine: every run a process of its own, several at once, the run directories its only state."""
 
-import json
 import os
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 from lerope.data.display import Display
-from lerope.data.files import locked
+from lerope.data.shards import Manifest
 from lerope.data.signals import Signals, Stopped
-from lerope.launch.study import PlannedRun, Study
-from lerope.runs import METRICS, RESULTS, RUN, read_run
+from lerope.launch.measured import is_measured, note
+from lerope.launch.progress import in_use, is_trained, last_records, tail
+from lerope.launch.study import Measurement, PlannedRun, Study
 
 LOGS = "logs"
 Place = dict[str, str]
 """Environment variables that give a run its GPU or its threads."""
-State = Literal["waiting", "running", "stopped", "trained", "finished"]
+Task = tuple[Measurement | None, list[str]]
+"""What a command measures, None for training; and its arguments."""
 
-# How result files begin that are not called after their command.
-_RESULT_NAMES = {"extrapolate": "extrapolation"}
 _POLL_S = 0.1
-_TAIL_BYTES = 4096
-
-
-@dataclass(frozen=True)
-class Status:
-    """How far a run of a study is, as its directory says."""
-
-    name: str
-    state: State
-    """`stopped`: begun, and no process is at work on it. `trained`: not all measurements are there yet."""
-    step: int
-    steps: int
-    validation_loss: float | None
 
 
 def places(at_once: int | None) -> list[Place]:
@@ -61,21 +44,6 @@ def places(at_once: int | None) -> list[Place]:
     count = at_once or 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return [{"OMP_NUM_THREADS": str(max(1, cores // count))}] * count
-
-
-def status(run: PlannedRun, out: Path) -> Status:
-    """What a run's directory says about it."""
-    folder = out / run.name
-    steps = run.recipe(out).steps
-    if not (folder / RUN).exists():
-        return Status(run.name, "running" if _in_use(folder) else "waiting", 0, steps, None)
-    step, loss = _progress(folder / METRICS)
-    state: State
-    if read_run(folder).finished:
-        state, step = ("finished" if _measured(run, folder) else "trained"), steps
-    else:
-        state = "running" if _in_use(folder) else "stopped"
-    return Status(run.name, state, step, steps, loss)
 
 
 def carry_out(
@@ -124,7 +92,8 @@ class _Queue:
         say: Callable[[str], None],
     ) -> None:
         self._data, self._out, self._program, self._say = data, out, program, say
-        self._num_runs = len(study.runs)
+        self._fingerprint = Manifest.load(data).fingerprint()
+        self._runs = {run.name: run for run in study.runs}
         self._waiting = list(study.runs)
         self._free = list(where)
         self._working: list[_Work] = []
@@ -143,7 +112,7 @@ class _Queue:
         for run in list(self._waiting):
             try:
                 self._consider(run)
-            except ValueError as error:  # a damaged run directory
+            except ValueError as error:  # a run directory that is damaged, or another run's
                 self._fail(run, str(error))
         return bool(self._working or self._waiting)
 
@@ -158,52 +127,57 @@ class _Queue:
 
     def describe(self) -> str:
         """One line for people."""
-        parts = [f"{len(self._finished)} of {self._num_runs} runs finished"]
+        parts = [f"{len(self._finished)} of {len(self._runs)} runs finished"]
         if self.failed:
             parts.append(f"{len(self.failed)} failed")
         for work in self._working:
-            step, _ = _progress(self._out / work.run.name / METRICS)
+            step, _ = last_records(self._out / work.run.name)
             parts.append(f"{work.run.name} {work.doing}" + (f" (step {step:,})" if work.doing == "train" else ""))
         if self._elsewhere:
             parts.append(f"{len(self._elsewhere)} in use by other processes")
         return ", ".join(parts)
 
     def _consider(self, run: PlannedRun) -> None:
-        name = run.name
-        if run.after is not None and not self._trained(run.after):
+        name, folder = run.name, self._out / run.name
+        if run.after is not None and not self._has_frequencies(run.after):
             if run.after in self.failed:
                 self._fail(run, f"needs {run.after}, which failed")
             return
-        folder = self._out / name
-        if self._trained(name) and _measured(run, folder):
+        tasks = self._tasks(run)
+        if not tasks:
             self._waiting.remove(run)
             self._elsewhere.discard(name)
             self._finished.add(name)
             return
         if not self._free:
             return
-        if _in_use(folder):
+        if in_use(folder):
             if name not in self._elsewhere:
                 self._say(f"{name}: in use by another process; waiting for it")
             self._elsewhere.add(name)
             return
         self._elsewhere.discard(name)
         self._waiting.remove(run)
-        commands = run.commands(self._data, self._out)
-        if self._trained(name):
-            commands = commands[1:]
         log = (self._out / LOGS / f"{name}.log").open("a")
-        self._working.append(_Work(run, self._program, commands, self._free.pop(0), log))
+        self._working.append(_Work(run, self._program, tasks, folder, self._free.pop(0), log))
         self._say(f"{name}: started")
+
+    def _tasks(self, run: PlannedRun) -> list[Task]:
+        """What is left to do for a run."""
+        train, *measure = run.commands(self._data, self._out)
+        tasks = list(zip(run.measure, measure, strict=True))
+        if not is_trained(run, self._out, self._fingerprint):
+            return [(None, train), *tasks]
+        return [(each, command) for each, command in tasks if not is_measured(each, self._out / run.name)]
 
     def _end(self, work: "_Work") -> None:
         work.close()
         name = work.run.name
         if work.process.returncode == 0:
             self._finished.add(name)
-            _, loss = _progress(self._out / name / METRICS)
+            _, loss = last_records(self._out / name)
             self._say(f"{name}: finished" + (f", validation loss {loss:.4f}" if loss is not None else ""))
-        elif _in_use(self._out / name):
+        elif in_use(self._out / name):
             self._waiting.append(work.run)  # another process was faster; it is waited for
         else:
             self._fail(
@@ -216,23 +190,26 @@ class _Queue:
         self.failed[run.name] = why
         self._say(f"{run.name}: failed; {why}")
 
-    def _trained(self, name: str) -> bool:
-        folder = self._out / name
-        return (folder / RUN).exists() and read_run(folder).finished
+    def _has_frequencies(self, name: str) -> bool:
+        """Whether a run that others need is trained; what is wrong with its folder is its own failure."""
+        try:
+            return is_trained(self._runs[name], self._out, self._fingerprint)
+        except ValueError:
+            return False
 
 
 class _Work:
     """A run's commands, one process after the other."""
 
     def __init__(
-        self, run: PlannedRun, program: Sequence[str], commands: list[list[str]], place: Place, log: IO[str]
+        self, run: PlannedRun, program: Sequence[str], tasks: list[Task], folder: Path, place: Place, log: IO[str]
     ) -> None:
         self.run, self.place, self.log = run, place, log
-        self._program, self._commands = program, commands
+        self._program, self._tasks, self._folder = program, tasks, folder
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = self._commands.pop(0)
+        self._measures, command = self._tasks.pop(0)
         self.doing = command[0]
         # A session of its own: Ctrl-C reaches the launcher alone, which asks its children to stop, once.
         return subprocess.Popen(
@@ -248,57 +225,20 @@ class _Work:
         """Whether there is more to wait for; starts the next command after one that went well."""
         if self.process.poll() is None:
             return True
-        if self.process.returncode == 0 and self._commands:
-            self.process = self._start()
-            return True
-        return False
+        if self.process.returncode != 0:
+            return False
+        if self._measures is not None:
+            note(self._measures, self._folder)
+        if not self._tasks:
+            return False
+        self.process = self._start()
+        return True
 
     def close(self) -> None:
         """Closes the log."""
         self.log.close()
 
 
-def _measured(run: PlannedRun, folder: Path) -> bool:
-    """Whether `results` has as many files of each measurement as were asked for."""
-    wanted = Counter(_RESULT_NAMES.get(name, name) for name, *_ in run.measure)
-    return all(len(list((folder / RESULTS).glob(f"{name}*.json"))) >= number for name, number in wanted.items())
-
-
-def _in_use(folder: Path) -> bool:
-    """Whether a process is at work in a run directory."""
-    if not folder.exists():
-        return False
-    with ExitStack() as held:
-        try:
-            held.enter_context(locked(folder))
-        except ValueError:
-            return True
-    return False
-
-
-def _progress(metrics: Path) -> tuple[int, float | None]:
-    """The last step, and the last validation loss if it is near the end of the file."""
-    step, loss = 0, None
-    for line in _tail(metrics):
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # the first line of a tail, or the last of a file that is being written, may be half a line
-        if isinstance(record, dict):
-            step, loss = max(step, record.get("step", 0)), record.get("validation_loss", loss)
-    return step, loss
-
-
 def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in _tail(log) if line.strip()]
+    lines = [line.strip() for line in tail(log) if line.strip()]
     return lines[-1] if lines else "nothing in its log"
-
-
-def _tail(path: Path) -> list[str]:
-    """The last lines of a file, the first of them perhaps cut."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            return file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return []

@@ -1,7 +1,6 @@
 """The paper's studies by name. Copy one, change it, and run yours with `lerope ladder my_study.py:my_study`."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from lerope.launch.study import FROZEN, PlannedRun, Study, grid, measured, own_study
 
@@ -100,9 +99,7 @@ def study_named(spec: str) -> Study:
 
 def _lengths(encodings: list[str]) -> list[PlannedRun]:
     """Runs with rows of the usual length and of longer ones."""
-    longer = [
-        replace(run, suffix=f"length{length}")
-        for length in LENGTHS
-        for run in grid(["217M"], encodings, row_length=length)
-    ]
-    return [*grid(["217M"], encodings), *longer]
+    runs = grid(["217M"], encodings)
+    for length in LENGTHS:
+        runs += grid(["217M"], encodings, suffix=f"length{length}", row_length=length)
+    return runs

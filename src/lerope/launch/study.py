@@ -67,8 +67,8 @@ class PlannedRun:
         return recipe(self.rung, self.spec(out), self.seed, **self.changes)
 
     def spec(self, out: Path) -> str:
-        """What `--encoding` takes."""
-        return self.encoding if self.after is None else str(out / self.after / "model" / "frequencies.json")
+        """What `--encoding` takes; a file by its whole path, so that it is the same however `out` is spelled."""
+        return self.encoding if self.after is None else str(out.resolve() / self.after / "model" / "frequencies.json")
 
     def commands(self, data: Path, out: Path) -> list[list[str]]:
         """Arguments of `lerope` that train this run and measure it."""
@@ -102,12 +102,12 @@ class Study:
 
 
 def grid(
-    rungs: Iterable[str], encodings: Iterable[str], seeds: Iterable[int] = (42,), **changes: Any
+    rungs: Iterable[str], encodings: Iterable[str], seeds: Iterable[int] = (42,), suffix: str = "", **changes: Any
 ) -> list[PlannedRun]:
-    """A run for each rung, encoding and seed; `changes` are fields of the recipe for all of them."""
+    """A run for each rung, encoding and seed; `suffix` ends all names, and `changes` are fields of the recipe."""
     encodings, seeds = list(encodings), list(seeds)
     return [
-        PlannedRun(rung=name, encoding=encoding, seed=seed, changes=dict(changes))
+        PlannedRun(rung=name, encoding=encoding, seed=seed, suffix=suffix, changes=dict(changes))
         for name in rungs
         for encoding in encodings
         for seed in seeds

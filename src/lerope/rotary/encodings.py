@@ -299,6 +299,33 @@ class LeRoPE(Encoding):
         return fq.learned(self.theta, self._of_layer(self.whole(self.alpha), layer), self.parametrization)
 
     @classmethod
+    def starting_at(
+        cls,
+        theta: Tensor,
+        head_dim: int | None = None,
+        parametrization: fq.Parametrization = "log",
+        *,
+        base: float | None = None,
+        layout: fq.Layout = "half",
+    ) -> "LeRoPE":
+        """A LeRoPE that starts from given frequencies: a pre-trained model's, its RoPE scaling included.
+
+        Args:
+            theta: (bands,), radians per token; a band that starts at zero stays there unless learned directly.
+            head_dim: dimensions of one head, if more than the 2 * bands that turn.
+            base: what frequencies.json says about the model; nothing is computed from it here.
+        """
+        bands = fq.check_frequencies(theta).shape[-1]
+        check_shape(theta, bands, "shared")
+        encoding = cls(head_dim or 2 * bands, parametrization=parametrization, rotary_dim=2 * bands, layout=layout)
+        encoding.base = base
+        encoding._initial_theta = theta.detach().to("cpu", torch.float32, copy=True)
+        # As in FrozenRoPE these frequencies are state: they follow from no base.
+        encoding.register_buffer("theta", encoding.theta, persistent=True)
+        encoding.reset_parameters()
+        return encoding
+
+    @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "LeRoPE":
         """A LeRoPE that goes on learning from a frequencies.json that a LeRoPE or RoPE wrote."""
         saved = Frequencies.load(path)

@@ -108,7 +108,8 @@ def alpha_for(frequencies: Tensor, theta: Tensor, parametrization: Parametrizati
     """The alpha at which `learned` returns `frequencies`, exactly so for theta itself."""
     if parametrization == "direct":
         return frequencies.clone()
-    scale = frequencies.double() / theta.double()
+    # Where theta is zero and shall stay so the ratio is not a number.
+    scale = torch.where(frequencies == theta, 1.0, frequencies.double() / theta.double())
     return (scale.log() if parametrization == "log" else scale).to(theta.dtype)
 
 

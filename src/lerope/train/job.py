@@ -18,8 +18,8 @@ from lerope.data.signals import Signals
 from lerope.model import accounting, gpus
 from lerope.model.saved import save_model
 from lerope.model.spec import build_encoding
-from lerope.rotary.encodings import Encoding
 from lerope.results import Training
+from lerope.rotary.encodings import Encoding
 from lerope.runs import METRICS, RESULTS, read_records, read_run
 from lerope.train.config import Recipe, Setup
 from lerope.train.metrics import Records, readable

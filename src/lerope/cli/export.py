@@ -1,0 +1,84 @@
+"""lerope export RUN OUT: a run as files that serving engines read."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import Positional, arg
+
+from lerope.interop.export_hf import Dtype, Format
+from lerope.rotary.extension import Method
+
+
+def export(
+    run: Annotated[Positional[Path], arg(metavar="RUN")],
+    out: Annotated[Positional[Path], arg(metavar="OUT")],
+    *,
+    format: Format = "hf",
+    length: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
+    method: Method = "yarn",
+    temperature: float = 0.1,
+    dominant_band: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
+    dtype: Dtype = "float32",
+    tokenizer: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
+    json_: Annotated[bool, arg(name="json")] = False,
+) -> None:
+    """Write a finished run for transformers, vLLM, SGLang, mlx-lm, TensorRT-LLM, or for llama.cpp.
+
+    Example: lerope export runs/52M-lerope-42 served/52M
+
+    For llama.cpp: lerope export runs/52M-lerope-42 served/52M-gguf --format gguf
+
+    With YaRN to four times the train length: lerope export runs/52M-lerope-42 served/52M-8k --length 8192
+
+    Args:
+        run: a finished run's directory.
+        out: a folder that does not exist or is empty.
+        format: hf for a Hugging Face folder, gguf for llama.cpp.
+        length: Bake an extension to this many tokens in.
+        method: How to extend.
+        temperature: Of yarn and dominant_band: logits get (temperature ln(length / train length) + 1)^2; 0 for none.
+        dominant_band: The band that method dominant_band slows.
+        dtype: Of the weights.
+        tokenizer: A SentencePiece .model file in place of the run's own.
+        json_: Print JSON.
+    """
+    from lerope.interop.export_hf import export as carry_out
+    from lerope.interop.export_hf import read_export
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        carry_out(
+            run,
+            out,
+            format,
+            length=length,
+            method=method,
+            temperature=temperature,
+            dominant_band=dominant_band,
+            dtype=dtype,
+            tokenizer=tokenizer,
+        )
+    notes = [str(warning.message) for warning in caught if warning.category is UserWarning]
+    record, _ = read_export(out)
+    sizes = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
+    if json_:
+        print(json.dumps({"directory": str(out), **record, "files": sizes, "notes": notes}, indent=1))
+        return
+    console = Console(highlight=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("file")
+    table.add_column("bytes", justify="right")
+    for name, size in sizes.items():
+        table.add_row(name, f"{size:,}")
+    console.print(table)
+    for note in notes:
+        console.print(f"note: {note}")
+    console.print(f"Check it with: lerope verify {out} --run {run}", soft_wrap=True)
+
+
+COMMAND = export

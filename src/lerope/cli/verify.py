@@ -1,0 +1,76 @@
+"""lerope verify DIR: whether engines compute what an exported model is."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import Positional, arg
+
+if TYPE_CHECKING:
+    from lerope.results import Verification
+
+
+def verify(
+    directory: Annotated[Positional[Path], arg(metavar="DIR")],
+    *,
+    run: Annotated[Path | None, arg(metavar="RUN", help_behavior_hint="")] = None,
+    prompt: Annotated[str | None, arg(metavar="TEXT", help_behavior_hint="")] = None,
+    num_tokens: int = 32,
+    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
+    json_: Annotated[bool, arg(name="json")] = False,
+) -> None:
+    """Rebuild each engine's frequencies from exported files by its own formula, and run the engines that are installed.
+
+    The exit code is 1 if an engine disagrees.
+
+    Example: lerope verify served/52M --run runs/52M-lerope-42
+
+    Args:
+        directory: what `lerope export` wrote.
+        run: The run it came from; compared with the exported weights unless given.
+        prompt: A text to run engines on.
+        num_tokens: How many tokens to continue it by.
+        out: Also save the result as JSON here.
+        json_: Print JSON.
+    """
+    from lerope.interop.verify import PROMPT
+    from lerope.interop.verify import verify as carry_out
+
+    if num_tokens < 1:
+        raise ValueError(f"num_tokens must be 1 or more; got {num_tokens}.")
+    found = carry_out(directory, run=run, prompt=PROMPT if prompt is None else prompt, num_tokens=num_tokens)
+    if out is not None:
+        found.save(out)
+    print(json.dumps(found.as_dict(), indent=1)) if json_ else _show(found)
+    if not all(table["agrees"] for table in found.tables) or any(ran["agrees"] is False for ran in found.runs):
+        sys.exit(1)
+
+
+def _show(found: "Verification") -> None:
+    console = Console(highlight=False)
+    console.print("frequencies that each engine makes of the files, against ours")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("engine", "largest difference", "attention factor", ""):
+        table.add_column(heading, justify="left" if heading in ("engine", "") else "right")
+    for row in found.tables:
+        error = "" if row["error"] is None else f"{row['error']:.1e}"
+        factor = "" if row["attention_factor"] is None else f"{row['attention_factor']:g}"
+        table.add_row(row["engine"], error, factor, row["note"] or ("agrees" if row["agrees"] else "differs"))
+    console.print(table)
+    console.print(f"engines run on {found.settings['num_prompt_tokens']} tokens, against {found.reference}")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("engine", "version", "logits", "same tokens", ""):
+        table.add_column(heading, justify="right" if heading in ("logits", "same tokens") else "left")
+    for ran in found.runs:
+        error = "" if ran["logit_error"] is None else f"{ran['logit_error']:.1e}"
+        same = "" if ran["num_same_tokens"] is None else f"{ran['num_same_tokens']} of {ran['num_tokens']}"
+        verdict = {True: "agrees", False: "differs", None: ""}[ran["agrees"]]
+        table.add_row(ran["engine"], ran["version"] or "", error, same, ran["note"] or verdict)
+    console.print(table)
+
+
+COMMAND = verify

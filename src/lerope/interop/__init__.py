@@ -1,0 +1,1 @@
+"""The bridge: Hugging Face models in, serving engines out."""

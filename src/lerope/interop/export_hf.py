@@ -1,0 +1,414 @@
+"""`lerope.export`: a trained model as files that serving engines read, which never heard of LeRoPE.
+
+lerope.export("runs/52M-lerope-42", "served/")                      a Hugging Face folder
+lerope.export("runs/52M-lerope-42", "served/", format="gguf")       for llama.cpp
+lerope.export("runs/52M-lerope-42", "served/", length=8192)         with YaRN to 8,192 tokens baked in
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from lerope.interop.apertus import apertus_config, apertus_frequencies, apertus_weights, extended_frequencies
+from lerope.interop.recipe import longrope_config
+from lerope.interop.tokenizer import Pieces, tokenizer_files
+from lerope.model.saved import CONFIG, FREQUENCIES, WEIGHTS, load_model
+from lerope.model.transformer import Transformer
+from lerope.rotary.artifact import Frequencies
+from lerope.rotary.extension import Extension, Method, extend
+from lerope.rotary.frequencies import check_choice, check_count
+from lerope.runs import RUN, provenance, read_run
+
+Format = Literal["hf", "gguf"]
+Dtype = Literal["float32", "bfloat16"]
+EXPORT = "export.json"
+GGUF = "model.gguf"
+TOKENIZER = "tokenizer.model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What an export shall be; see `export`."""
+
+    format: Format
+    length: int | None
+    method: Method
+    temperature: float
+    dominant_band: int | None
+    dtype: Dtype | None
+    tokenizer: Any
+    train_length: int | None
+
+    def __post_init__(self) -> None:
+        check_choice("format", self.format, Format)
+        check_choice("method", self.method, Method)
+        if self.dtype is not None:
+            check_choice("dtype", self.dtype, Dtype)
+        for field in ("length", "train_length"):
+            if getattr(self, field) is not None:
+                check_count(field, getattr(self, field))
+
+
+def export(
+    model_or_run_dir: Any,
+    directory: str | os.PathLike[str],
+    format: Format = "hf",
+    *,
+    length: int | None = None,
+    method: Method = "yarn",
+    temperature: float = 0.1,
+    dominant_band: int | None = None,
+    dtype: Dtype | None = None,
+    tokenizer: Any = None,
+    train_length: int | None = None,
+) -> Path:
+    """Writes a model for serving engines, whole or not at all, and returns the folder.
+
+    A ladder model becomes an Apertus: with activation relu2 for every engine, with gelu for transformers alone. A model
+    that `lerope.convert` made keeps its architecture. Frequencies travel as one `longrope` factor per band, in GGUF as
+    `rope_freqs.weight`.
+
+    Args:
+        model_or_run_dir: a run's directory, a ladder model, or a converted transformers model.
+        directory: a folder that does not exist or is empty.
+        format: `hf` for a Hugging Face folder (transformers, vLLM, SGLang, mlx-lm, TensorRT-LLM), `gguf` for llama.cpp.
+        length: bake an extension to this many tokens in; its temperature goes into the weights of queries.
+        method: how to extend; see `lerope.extend`.
+        temperature: of `yarn` and `dominant_band`; see `lerope.extend`.
+        dominant_band: which band `dominant_band` slows.
+        dtype: float32 unless given. A converted model keeps its own.
+        tokenizer: the run's unless given: for a ladder model a SentencePiece .model file, for a converted one a
+            tokenizer or its folder.
+        train_length: tokens of a row in training, for a ladder model in memory.
+
+    Example:
+        lerope.export("runs/52M-lerope-42", "served/52M", format="hf", length=8192, method="yarn")
+    """
+    request = Request(
+        format=format,
+        length=length,
+        method=method,
+        temperature=temperature,
+        dominant_band=dominant_band,
+        dtype=dtype,
+        tokenizer=tokenizer,
+        train_length=train_length,
+    )
+    target = Path(directory)
+    _check_target(target)
+    if isinstance(model_or_run_dir, (str, os.PathLike)):
+        source = _of_run(Path(model_or_run_dir), request)
+    elif isinstance(model_or_run_dir, Transformer):
+        source = _in_memory(model_or_run_dir, request)
+    else:
+        with _whole(target) as folder:
+            _export_converted(model_or_run_dir, folder, request)
+        return target
+    with _whole(target) as folder:
+        _export_ladder(source, folder, request)
+    return target
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """A ladder model and what belongs to it."""
+
+    model: Transformer
+    train_length: int
+    pieces: Pieces | None
+    label: dict[str, Any] | None
+
+
+def _of_run(path: Path, request: Request) -> _Source:
+    model = load_model(path)
+    folder = path / "model" if (path / "model" / CONFIG).is_file() else path
+    if request.train_length is not None:
+        raise ValueError("train_length is the run's own; leave it out where a run is exported.")
+    train_length = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["train_length"]
+    tokenizer = Path(request.tokenizer) if request.tokenizer is not None else folder / TOKENIZER
+    if not tokenizer.is_file():
+        raise ValueError(f"tokenizer {tokenizer} does not exist; name the .model file that made the run's data.")
+    home = folder.parent
+    label = read_run(home).label if folder.name == "model" and (home / RUN).is_file() else None
+    return _Source(
+        model=model,
+        train_length=train_length,
+        pieces=Pieces.load(tokenizer, model.config.vocab_size),
+        label=label,
+    )
+
+
+def _in_memory(model: Transformer, request: Request) -> _Source:
+    if request.train_length is None:
+        raise ValueError("train_length must be given for a model in memory: the tokens of a row in its training.")
+    if request.tokenizer is None:
+        if request.format == "gguf":
+            raise ValueError("tokenizer must be given for a GGUF file: the SentencePiece .model file of the data.")
+        warnings.warn("no tokenizer was given, so the folder gets none; pass tokenizer=a .model file.", stacklevel=3)
+        pieces = None
+    else:
+        pieces = Pieces.load(Path(request.tokenizer), model.config.vocab_size)
+    return _Source(model=model, train_length=request.train_length, pieces=pieces, label=None)
+
+
+def _export_ladder(source: _Source, folder: Path, request: Request) -> None:
+    model, pieces = source.model, source.pieces
+    if model.config.activation != "relu2":
+        if request.format == "gguf":
+            raise ValueError(
+                f"activation {model.config.activation!r} cannot run in llama.cpp, which computes xIELU in this "
+                "architecture; train with --activation relu2."
+            )
+        warnings.warn(
+            f"activation {model.config.activation!r} runs in transformers alone: engines compute xIELU in this "
+            "architecture; train with --activation relu2 to serve the model everywhere.",
+            stacklevel=3,
+        )
+    own = apertus_frequencies(model.encoding, source.train_length)
+    extension = _extension(own.tensor(), source.train_length, request)
+    frequencies = extended_frequencies(own, extension)
+    assert isinstance(extension.logit_scale, float)
+    weights = apertus_weights(model, extension.logit_scale)
+    dtype = request.dtype or "float32"
+    config = apertus_config(model.config, frequencies, request.length or source.train_length, dtype)
+    if pieces is not None:
+        config |= {"bos_token_id": pieces.bos, "eos_token_id": pieces.eos, "pad_token_id": pieces.pad}
+    else:
+        config |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    if request.format == "gguf":
+        from lerope.interop.gguf import write_gguf
+
+        assert pieces is not None
+        name = source.label["name"] if source.label else "lerope"
+        write_gguf(folder / GGUF, name=name, config=config, weights=weights, pieces=pieces, frequencies=frequencies)
+    else:
+        _write_folder(folder, config, weights, pieces)
+    if pieces is not None:
+        (folder / TOKENIZER).write_bytes(pieces.content)
+    frequencies.save(folder / FREQUENCIES)
+    _write_record(folder, request, source.train_length, extension.logit_scale, source.label)
+
+
+def _write_folder(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], pieces: Pieces | None) -> None:
+    dtype = getattr(torch, config["dtype"])
+    # The activation's scalars stay float32: softplus of a rounded alpha_p is no longer 1.
+    stored = {name: value if ".act_fn." in name else value.to(dtype) for name, value in weights.items()}
+    _write_json(folder / CONFIG, config)
+    save_file(stored, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / WEIGHTS).chmod((folder / CONFIG).stat().st_mode)  # safetensors lets the owner alone read
+    if pieces is not None:
+        ids = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        _write_json(folder / "generation_config.json", ids)
+        for name, text in tokenizer_files(pieces, config["max_position_embeddings"]).items():
+            (folder / name).write_text(text + "\n", encoding="utf-8")
+
+
+def _extension(frequencies: Tensor, train_length: int, request: Request) -> Extension:
+    """Frequencies at the length that was asked for; as they are if none was."""
+    if request.length is None:
+        return Extension(frequencies, 1.0)
+    if request.length <= train_length:
+        raise ValueError(f"length must be more than the train length of {train_length:,}; got {request.length:,}.")
+    return extend(
+        frequencies,
+        train_length=train_length,
+        length=request.length,
+        method=request.method,
+        dominant_band=request.dominant_band,
+        temperature=request.temperature,
+    )
+
+
+def _export_converted(model: Any, folder: Path, request: Request) -> None:
+    """A converted transformers model: its own folder, with the recipe's config, and what an extension changes."""
+    from lerope.interop.huggingface import SHARED, rotary_of
+
+    _check_converted(model, request)
+    rotary = rotary_of(model)
+    kinds = rotary.encodings
+    text = model.config.get_text_config()
+    if request.format == "gguf":
+        from lerope.interop.gguf import refuse_architecture
+
+        refuse_architecture(text.model_type)
+    for kind, encoding in kinds.items():
+        if encoding.sharing != "shared":
+            raise ValueError(f"{kind} has frequencies per layer or head, but engines keep one set for all of them.")
+    if request.length is not None and (SHARED not in kinds or text is not model.config):
+        raise ValueError("length is for models whose layers share frequencies; this one has several kinds of layers.")
+    train_length = request.train_length or text.max_position_embeddings
+    own = next(iter(kinds.values())).frequencies().detach().cpu()
+    extension = _extension(own, train_length, request)
+    assert isinstance(extension.logit_scale, float)
+    with _folded(model, extension.logit_scale):
+        model.save_pretrained(folder)
+    if SHARED in kinds and text is model.config:
+        content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if request.length is not None:
+            content.pop("lerope")  # what `convert` goes on from: the frequencies before their extension
+            content["max_position_embeddings"] = request.length
+        _write_json(folder / CONFIG, longrope_config(content, extension.frequencies, rotary.scaling[SHARED]))
+    if SHARED in kinds:
+        encoding = kinds[SHARED]
+        saved = replace(encoding.artifact(train_length), frequencies=extension.frequencies.tolist(), log_scales=None)
+        saved.save(folder / FREQUENCIES)
+    _save_tokenizer(model, folder, request)
+    _write_record(folder, request, train_length, extension.logit_scale, None)
+
+
+def _check_converted(model: Any, request: Request) -> None:
+    """Raises unless this is a model that `lerope.convert` made, with weights of its own."""
+    from lerope.interop.huggingface import Rotary
+
+    name = type(model).__name__
+    if not isinstance(model, nn.Module) or not any(isinstance(m, Rotary) for m in model.modules()):
+        raise ValueError(f"export takes a run's directory, a ladder model or one that lerope.convert made; got {name}.")
+    if not hasattr(type(model), "plain"):
+        raise ValueError(f"model is wrapped in {name}; merge adapters and export the model inside.")
+    config: Any = model.config
+    if getattr(model, "is_quantized", False) or getattr(config, "quantization_config", None) is not None:
+        raise ValueError("model has quantised weights; export it before quantising, engines quantise on their own.")
+    if request.dtype is not None:
+        raise ValueError("dtype is for ladder models; call model.to(dtype) before exporting a converted one.")
+
+
+@contextlib.contextmanager
+def _folded(model: nn.Module, scale: float) -> Iterator[None]:
+    """While this lasts every layer's attention logits are multiplied by `scale` through its weights."""
+    kept: list[tuple[Tensor, Tensor]] = []
+    try:
+        if scale != 1.0:
+            layers = [m for m in model.modules() if _query(m) is not None]
+            if not layers:
+                raise ValueError(
+                    f"the temperature cannot be folded into {type(model).__name__}, whose queries have unknown "
+                    "weights; pass temperature=0."
+                )
+            with torch.no_grad():
+                for layer in layers:
+                    _scale_queries(layer, scale, kept)
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, before in kept:
+                weight.copy_(before)
+
+
+def _query(layer: Any) -> nn.Module | None:
+    """The module that decides the size of a layer's queries: a norm if there is one, else their projection."""
+    projection = getattr(layer, "q_proj", None) or getattr(layer, "qkv_proj", None)
+    norm = getattr(layer, "q_norm", None)
+    if not isinstance(projection, nn.Module):
+        return None
+    return norm if isinstance(norm, nn.Module) and any(True for _ in norm.parameters()) else projection
+
+
+def _scale_queries(layer: Any, scale: float, kept: list[tuple[Tensor, Tensor]]) -> None:
+    query = _query(layer)
+    assert query is not None
+    parameters = [p for _, p in query.named_parameters(recurse=False)]
+    kept += [(p, p.detach().clone()) for p in parameters]
+    if query is getattr(layer, "q_norm", None):
+        _scale_norm(layer.q_norm, parameters[0], scale)
+        return
+    rows = None
+    if query is getattr(layer, "qkv_proj", None):  # queries come first in what is fused
+        config = layer.config
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        rows = config.num_attention_heads * head_dim
+    for parameter in parameters:
+        parameter[:rows] = (parameter[:rows].double() * scale).to(parameter.dtype)
+
+
+def _scale_norm(norm: nn.Module, gain: Tensor, scale: float) -> None:
+    """Changes a norm's gain so that its output is scaled; some norms have a gain of 1 + weight."""
+    probe = torch.linspace(-1, 1, 2 * len(gain), device=gain.device, dtype=gain.dtype).view(2, -1)
+    wanted = norm(probe).float() * scale
+    before = gain.detach().double()
+    tolerance = 1e-4 if gain.dtype == torch.float32 else 2e-2
+    for changed in (before * scale, (1 + before) * scale - 1):
+        gain.copy_(changed)
+        if torch.allclose(norm(probe).float(), wanted, rtol=tolerance, atol=1e-6):
+            return
+    raise ValueError(f"the temperature cannot be folded into {type(norm).__name__}; pass temperature=0.")
+
+
+def _save_tokenizer(model: Any, folder: Path, request: Request) -> None:
+    tokenizer = request.tokenizer
+    home = Path(str(getattr(model.config, "_name_or_path", "") or "."))
+    if tokenizer is None and any(home.glob("tokenizer*")) and str(home) != ".":
+        tokenizer = home
+    if tokenizer is None:
+        warnings.warn("no tokenizer was given, so the folder gets none; pass tokenizer=.", stacklevel=4)
+        return
+    if isinstance(tokenizer, (str, os.PathLike)):
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+    tokenizer.save_pretrained(folder)
+
+
+def _write_record(
+    folder: Path, request: Request, train_length: int, logit_scale: float, label: dict[str, Any] | None
+) -> None:
+    """export.json: what was asked for and where the model comes from."""
+    extended = request.length is not None
+    content = {
+        "format": request.format,
+        "train_length": train_length,
+        "length": request.length,
+        "method": request.method if extended else "none",
+        "temperature": request.temperature if extended else None,
+        "dominant_band": request.dominant_band if extended else None,
+        "logit_scale": logit_scale,
+        "run": label,
+        "provenance": provenance(),
+    }
+    _write_json(folder / EXPORT, content)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _check_target(target: Path) -> None:
+    if target.exists() and not target.is_dir():
+        raise ValueError(f"directory must be a folder; {target} is a file.")
+    if target.is_dir() and any(target.iterdir()):
+        raise ValueError(f"directory {target} is not empty; name a new folder, export overwrites nothing.")
+
+
+@contextlib.contextmanager
+def _whole(target: Path) -> Iterator[Path]:
+    """A folder to write into that takes the target's place at the end, or vanishes."""
+    partial = target.with_name(f".{target.name}.exporting-{os.getpid()}")
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        for path in (*partial.iterdir(), partial):
+            handle = os.open(path, os.O_RDONLY)
+            os.fsync(handle)
+            os.close(handle)
+        partial.replace(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def read_export(folder: Path) -> tuple[dict[str, Any], Frequencies]:
+    """What an exported folder says about itself: export.json and its frequencies."""
+    try:
+        record = json.loads((folder / EXPORT).read_text(encoding="utf-8"))
+        record["format"], record["length"], record["logit_scale"]
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError):
+        raise ValueError(f"{folder} must be a folder that lerope.export wrote; its {EXPORT} cannot be read.") from None
+    return record, Frequencies.load(folder / FREQUENCIES)

@@ -1,0 +1,235 @@
+"""A SentencePiece model as what others read: tokenizer.json for transformers and engines, lists for GGUF."""
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SPACE = "\u2581"  # SentencePiece writes a space as this character
+BPE = 2
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+# Texts on which a converted tokenizer must give SentencePiece's own tokens.
+PROBES = (
+    "Hello world, how are you?",
+    "  two spaces,\n\nempty lines\tand tabs  ",
+    "def f(x):\n        return x ** 2  # squared\n\n\nclass A:\n    pass\n",
+    "0123456789 3.14 1e-30",
+    "na\u00efve caf\u00e9 \u65e5\u672c\u8a9e \U0001f642 \u200d \u00a0",
+    "".join(map(chr, range(128))),
+    " " * 37 + "x" + " " * 5,
+    "aaaaaaaaaaaaaaaaaaaa bababababab",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pieces:
+    """What a SentencePiece model holds."""
+
+    path: Path
+    content: bytes
+    """The file itself."""
+    pieces: list[str]
+    scores: list[float]
+    types: list[int]
+    model_type: int
+    unknown: int
+    bos: int
+    eos: int
+    pad: int
+    """The unknown piece where there is none to pad with: texts hardly ever hold it."""
+    adds_space: bool
+    """Whether a space is put before a text."""
+    trims_spaces: bool
+    normalizer: bytes
+    """A table of characters; empty if texts stay as they are."""
+
+    @classmethod
+    def load(cls, path: Path, vocab_size: int) -> "Pieces":
+        """Reads a .model file for a model with this vocabulary; whatever is wrong is one ValueError."""
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise ValueError(f"tokenizer {path} cannot be read ({error.strerror}); name a .model file.") from None
+        try:
+            loaded = cls._parsed(path, content)
+        except (ValueError, IndexError, TypeError, struct.error):
+            raise ValueError(f"tokenizer {path} is not a SentencePiece model; name a .model file.") from None
+        if loaded.model_type != BPE:
+            raise ValueError(f"tokenizer {path} must be a BPE model to be exported; got another kind of SentencePiece.")
+        if min(loaded.bos, loaded.eos) < 0:
+            raise ValueError(f"tokenizer {path} has no BOS or EOS piece; use one that was trained with both.")
+        if len(loaded.pieces) > vocab_size:
+            raise ValueError(
+                f"tokenizer {path} has {len(loaded.pieces):,} pieces but the model a vocabulary of {vocab_size:,}: "
+                "engines would read beyond it; train with all pieces to export."
+            )
+        return loaded
+
+    @classmethod
+    def _parsed(cls, path: Path, content: bytes) -> "Pieces":
+        pieces, trainer, normalizer = [], dict[int, Any](), dict[int, Any]()
+        for field, value in _fields(content):
+            if field == 1:
+                pieces.append(dict(_fields(value)))
+            elif field == 2:
+                trainer = dict(_fields(value))
+            elif field == 3:
+                normalizer = dict(_fields(value))
+        if not pieces or not trainer:
+            raise ValueError
+        unknown = trainer.get(40, 0)
+        pad = _signed(trainer.get(43, -1))
+        return cls(
+            path=path,
+            content=content,
+            pieces=[piece[1].decode() for piece in pieces],
+            scores=[struct.unpack("<f", piece[2])[0] if 2 in piece else 0.0 for piece in pieces],
+            types=[piece.get(3, NORMAL) for piece in pieces],
+            model_type=trainer.get(3, 1),
+            unknown=unknown,
+            bos=_signed(trainer.get(41, 1)),
+            eos=_signed(trainer.get(42, 2)),
+            pad=unknown if pad < 0 else pad,
+            adds_space=bool(normalizer.get(3, 1)),
+            trims_spaces=bool(normalizer.get(4, 1)),
+            normalizer=normalizer.get(2, b""),
+        )
+
+
+def tokenizer_files(pieces: Pieces, max_length: int) -> dict[str, str]:
+    """The files with which AutoTokenizer gives SentencePiece's tokens, BOS before them, by name.
+
+    Two things differ from SentencePiece, as in every tokenizer of this kind: the names of special pieces are special in
+    texts as well, and the character that stands for a space counts as one.
+    """
+    built = _build(pieces)
+    special = {name: pieces.pieces[token] for name, token in _special(pieces).items()}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **{f"{name}_token": piece for name, piece in special.items()},
+        "add_bos_token": True,
+        "add_eos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": max_length,
+        "padding_side": "left",
+    }
+    return {
+        "tokenizer.json": built.to_str(),
+        "tokenizer_config.json": json.dumps(config, indent=1, ensure_ascii=False),
+        "special_tokens_map.json": json.dumps({f"{name}_token": piece for name, piece in special.items()}, indent=1),
+    }
+
+
+def processor(content: bytes) -> Any:
+    """SentencePiece itself, for the content of a .model file."""
+    try:
+        from sentencepiece import SentencePieceProcessor
+    except ImportError:
+        raise ValueError("A tokenizer needs the package sentencepiece: pip install 'lerope[data]'.") from None
+    return SentencePieceProcessor(model_proto=content)
+
+
+def _special(pieces: Pieces) -> dict[str, int]:
+    return {"bos": pieces.bos, "eos": pieces.eos, "unk": pieces.unknown, "pad": pieces.pad}
+
+
+def _build(pieces: Pieces) -> Any:
+    try:
+        from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+    except ImportError:
+        raise ValueError(
+            "A tokenizer for transformers needs the package tokenizers: pip install 'lerope[hf]'."
+        ) from None
+    vocab = {piece: token for token, piece in enumerate(pieces.pieces)}
+    unknown, bos = pieces.pieces[pieces.unknown], pieces.pieces[pieces.bos]
+    in_bytes = BYTE in pieces.types
+    model = models.BPE(vocab, _merges(pieces), unk_token=unknown, fuse_unk=True, byte_fallback=in_bytes)
+    tokenizer = Tokenizer(model)
+    steps: list[Any] = [normalizers.Precompiled(pieces.normalizer)] if pieces.normalizer else []
+    if pieces.trims_spaces:
+        steps += [normalizers.Strip(), normalizers.Replace(_regex(" {2,}"), " ")]
+    steps += [normalizers.Prepend(SPACE)] if pieces.adds_space else []
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    parts: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if pieces.adds_space else parts)
+    start = [(bos, pieces.bos)]
+    tokenizer.post_processor = processors.TemplateProcessing(f"{bos} $A", f"{bos} $A {bos} $B", start)
+    special = [
+        AddedToken(pieces.pieces[token], normalized=False, special=True) for token in {*_special(pieces).values()}
+    ]
+    tokenizer.add_special_tokens(sorted(special, key=lambda added: vocab[added.content]))
+    defined = [piece for piece, kind in zip(pieces.pieces, pieces.types, strict=True) if kind == USER_DEFINED]
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in defined])
+    _check(pieces, tokenizer)
+    return tokenizer
+
+
+def _merges(pieces: Pieces) -> list[tuple[str, str]]:
+    """Every pair of pieces that makes a piece, in the order in which SentencePiece would join them."""
+    scores = {
+        piece: score
+        for piece, score, kind in zip(pieces.pieces, pieces.scores, pieces.types, strict=True)
+        if kind in (NORMAL, USER_DEFINED)
+    }
+    found = []
+    for piece in sorted(scores, key=lambda piece: -scores[piece]):
+        cuts = range(len(piece) - 1, 0, -1)
+        found += [(piece[:at], piece[at:]) for at in cuts if piece[:at] in scores and piece[at:] in scores]
+    return found
+
+
+def _check(pieces: Pieces, tokenizer: Any) -> None:
+    """Raises if the converted tokenizer disagrees with SentencePiece on any probe."""
+    original = processor(pieces.content)
+    for text in PROBES:
+        wanted = original.encode(text)
+        found = tokenizer.encode(text, add_special_tokens=False).ids
+        if found != wanted:
+            raise ValueError(
+                f"tokenizer {pieces.path} cannot be written for transformers: {text[:40]!r} would become other tokens; "
+                "use a tokenizer that `lerope tokenizer train` makes."
+            )
+
+
+def _regex(pattern: str) -> Any:
+    from tokenizers import Regex
+
+    return Regex(pattern)
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """The fields of a protocol buffer message: integers, or bytes for everything else."""
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        wire = key & 7
+        if wire == 0:
+            value, at = _varint(message, at)
+            yield key >> 3, value
+            continue
+        size = {1: 8, 5: 4}.get(wire)
+        if size is None:
+            if wire != 2:
+                raise ValueError
+            size, at = _varint(message, at)
+        if at + size > len(message):
+            raise ValueError
+        yield key >> 3, message[at : at + size]
+        at += size
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+
+
+def _signed(value: int) -> int:
+    """A varint as a signed 64-bit integer."""
+    return value - (1 << 64) if value >= 1 << 63 else value

@@ -1,0 +1,295 @@
+"""Whether engines compute what an exported model is: their frequency tables rebuilt, and those installed really run."""
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from lerope.interop.apertus import ladder_model
+from lerope.interop.engines import TABLES, Array, Table, llama_cpp_table
+from lerope.interop.export_hf import GGUF, TOKENIZER, read_export
+from lerope.interop.gguf import read_gguf
+from lerope.interop.tokenizer import processor
+from lerope.model.saved import CONFIG, WEIGHTS, load_model
+from lerope.model.transformer import Transformer
+from lerope.results import EngineRun, EngineTable, Verification
+from lerope.rotary.artifact import Frequencies
+from lerope.rotary.extension import extend
+from lerope.rotary.rotate import Rotation
+from lerope.runs import provenance
+
+PROMPT = "A rotary encoding turns every pair of dimensions by its own angle at each step along the text. " * 4
+TABLE_TOLERANCE = 1e-6
+# Angles below this, in radians per token, are no turn at any length.
+_NO_TURN = 1e-20
+
+
+Reference = Callable[[Tensor], Tensor]
+"""Tokens (rows, length) to logits."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine that can be run from here."""
+
+    name: str
+    package: str
+    distribution: str
+    format: str
+    run: Callable[[Path, list[int], int], tuple[Array | None, list[int]]]
+    """(path, prompt, num_tokens) -> logits of the prompt's tokens, and a greedy continuation."""
+    tolerance: float
+    """Of logits, relative to the largest; what its arithmetic allows."""
+    any_activation: bool = False
+
+
+def verify(
+    directory: str | Path, *, run: str | Path | None = None, prompt: str = PROMPT, num_tokens: int = 32
+) -> Verification:
+    """Compares engines with the exported model.
+
+    Args:
+        directory: what `lerope.export` wrote.
+        run: the run it came from, to compare with that instead of with the exported weights.
+        prompt: a text to run engines on; its end is cut where the model's length needs it.
+        num_tokens: how many tokens to continue it by.
+    """
+    folder = Path(directory)
+    record, frequencies = read_export(folder)
+    if record["format"] == "gguf":
+        config, weights, factors = read_gguf(folder / GGUF)
+        tables = [_compared("llama.cpp", functools.partial(llama_cpp_table, config, factors), frequencies)]
+    else:
+        config = _read_config(folder)
+        weights = load_file(folder / WEIGHTS) if config.get("model_type") == "apertus" else {}
+        tables = [_compared(name, functools.partial(make, config), frequencies) for name, make in TABLES.items()]
+    length = config["max_position_embeddings"]
+    num_tokens = min(num_tokens, length // 2)
+    tokens = _tokens(folder, prompt, config)[: length - num_tokens]
+    if run is not None:
+        reference, model = f"the run {Path(run).name}", _of_run(load_model(run), record)
+    elif weights:
+        reference, model = "lerope on the exported weights", ladder_model(config, weights, frequencies)
+    else:
+        reference, model = "transformers", _plain(folder)
+    runs = [
+        _ran(engine, folder, config, model, tokens, num_tokens)
+        for engine in ENGINES
+        if engine.format == record["format"]
+    ]
+    return Verification(
+        settings={"format": record["format"], "num_prompt_tokens": len(tokens), "num_tokens": num_tokens},
+        provenance=provenance(),
+        reference=reference,
+        tables=tables,
+        runs=runs,
+    )
+
+
+def _compared(engine: str, make: Callable[[], Table], frequencies: Frequencies) -> EngineTable:
+    try:
+        table = make()
+    except (ValueError, KeyError) as problem:
+        note = str(problem) if isinstance(problem, ValueError) else f"the engine needs {problem} in config.json."
+        return EngineTable(engine=engine, error=None, attention_factor=None, agrees=False, note=note)
+    wanted = np.array(frequencies.frequencies)
+    found = table.frequencies.astype(np.float64)
+    if found.shape != wanted.shape:
+        note = f"{len(found)} bands instead of {len(wanted)}"
+        return EngineTable(engine=engine, error=None, attention_factor=None, agrees=False, note=note)
+    turning = np.abs(wanted) >= _NO_TURN
+    stand_still = bool(np.all(np.abs(found[~turning]) < _NO_TURN))
+    error = float(np.max(np.abs(found[turning] / wanted[turning] - 1), initial=0.0))
+    note = "" if stand_still else "bands turn that should stand still"
+    note = note or ("" if table.attention_factor == 1 else "logits are scaled by the attention factor")
+    agrees = error <= TABLE_TOLERANCE and not note
+    return EngineTable(engine=engine, error=error, attention_factor=table.attention_factor, agrees=agrees, note=note)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{folder / CONFIG} cannot be read ({error}); export the model again.") from None
+    return content
+
+
+def _tokens(folder: Path, prompt: str, config: dict[str, Any]) -> list[int]:
+    """The prompt's tokens; a made-up series where the folder has no tokenizer."""
+    ids: list[int]
+    if (folder / TOKENIZER).is_file():
+        model = processor((folder / TOKENIZER).read_bytes())
+        ids = [model.bos_id(), *model.encode(prompt)]
+    elif (folder / "tokenizer.json").is_file():
+        from transformers import AutoTokenizer
+
+        ids = AutoTokenizer.from_pretrained(folder)(prompt).input_ids
+    else:
+        vocab_size = config["vocab_size"]
+        ids = [(17 * at * at + 3 * at) % vocab_size for at in range(64)]
+    if not ids:
+        raise ValueError("prompt is empty; give a text.")
+    return ids
+
+
+class _Scaled(Rotation):
+    """A rotation whose queries carry the factor of an extension's logits."""
+
+    __slots__ = ("scale",)
+    scale: float
+
+    def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = super().__call__(q, k)
+        return q * self.scale, k
+
+
+def _of_run(model: Transformer, record: dict[str, Any]) -> Reference:
+    """The run's own model at the length of the export."""
+    if record["length"] is None:
+        return model
+    encoding = model.encoding
+    extension = extend(
+        encoding.frequencies().detach(),
+        train_length=record["train_length"],
+        length=record["length"],
+        method=record["method"],
+        dominant_band=record["dominant_band"],
+        temperature=record["temperature"],
+    )
+
+    def logits(rows: Tensor) -> Tensor:
+        rotation = _Scaled(torch.arange(rows.shape[1]), extension.frequencies, encoding.layout, encoding.head_dim)
+        assert isinstance(extension.logit_scale, float)
+        rotation.scale = extension.logit_scale
+        out: Tensor = model.head(model.hidden(rows, rotations=[rotation] * model.config.num_layers))
+        return out
+
+    return logits
+
+
+def _plain(folder: Path) -> Reference:
+    """A converted model's folder, for which transformers stands."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return lambda rows: model(rows).logits
+
+
+def _ran(
+    engine: Engine, folder: Path, config: dict[str, Any], reference: Reference, tokens: list[int], num_tokens: int
+) -> EngineRun:
+    def row(
+        note: str,
+        version: str | None = None,
+        agrees: bool | None = None,
+        logit_error: float | None = None,
+        num_same_tokens: int | None = None,
+    ) -> EngineRun:
+        return EngineRun(
+            engine=engine.name,
+            version=version,
+            logit_error=logit_error,
+            num_same_tokens=num_same_tokens,
+            num_tokens=num_tokens,
+            agrees=agrees,
+            note=note,
+        )
+
+    if importlib.util.find_spec(engine.package) is None:
+        return row(f"not installed: pip install {engine.distribution}")
+    if config.get("model_type") == "apertus" and config["hidden_act"] != "xielu" and not engine.any_activation:
+        return row(f"cannot run activation {config['hidden_act']}")
+    version = importlib.metadata.version(engine.distribution)
+    try:
+        found, ids = engine.run(folder, tokens, num_tokens)
+    except Exception as problem:  # an engine may raise anything, and the others shall still be run
+        said = " ".join(str(problem).split())[:200]
+        return row(f"{type(problem).__name__}: {said}", version=version, agrees=False)
+    with torch.no_grad():
+        ours = reference(torch.tensor([[*tokens, *ids[:-1]]]))[0].numpy()
+    logits, expected = ours[: len(tokens)], ours[len(tokens) - 1 :].argmax(-1).tolist()
+    num_same = next((at for at, (a, b) in enumerate(zip(ids, expected, strict=True)) if a != b), len(ids))
+    error = None if found is None else float(np.max(np.abs(found - logits)) / np.max(np.abs(logits)))
+    return row(
+        "" if num_same == len(ids) else f"continues differently from token {num_same + 1} on",
+        version=version,
+        logit_error=error,
+        num_same_tokens=num_same,
+        agrees=num_same == len(ids) if error is None else error <= engine.tolerance,
+    )
+
+
+def _transformers(folder: Path, tokens: list[int], num_tokens: int) -> tuple[Array | None, list[int]]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        out = model(torch.tensor([tokens]), use_cache=True)
+        logits: Array = out.logits[0].numpy()
+        ids = [int(logits[-1].argmax())]
+        while len(ids) < num_tokens:
+            out = model(torch.tensor([ids[-1:]]), past_key_values=out.past_key_values, use_cache=True)
+            ids.append(int(out.logits[0, -1].argmax()))
+    return logits, ids
+
+
+def _mlx(folder: Path, tokens: list[int], num_tokens: int) -> tuple[Array | None, list[int]]:
+    mx = importlib.import_module("mlx.core")
+    model, _ = importlib.import_module("mlx_lm.utils").load_model(folder)
+    model.set_dtype(mx.float32)
+    cache = importlib.import_module("mlx_lm.models.cache").make_prompt_cache(model)
+    logits: Array = np.array(model(mx.array([tokens]), cache=cache))[0]
+    ids = [int(logits[-1].argmax())]
+    while len(ids) < num_tokens:
+        ids.append(int(np.array(model(mx.array([ids[-1:]]), cache=cache))[0, -1].argmax()))
+    return logits, ids
+
+
+def _vllm(folder: Path, tokens: list[int], num_tokens: int) -> tuple[Array | None, list[int]]:
+    vllm = importlib.import_module("vllm")
+    engine = vllm.LLM(model=str(folder), dtype="float32", enforce_eager=True)
+    how = vllm.SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    done = engine.generate({"prompt_token_ids": tokens}, how)
+    return None, list(done[0].outputs[0].token_ids)
+
+
+def _llama_cpp(folder: Path, tokens: list[int], num_tokens: int) -> tuple[Array | None, list[int]]:
+    logits = llama_cpp_logits(folder / GGUF, tokens, num_tokens)
+    rows = logits[len(tokens) - 1 :]
+    return logits[: len(tokens)], [int(row.argmax()) for row in rows]
+
+
+def llama_cpp_logits(path: Path, tokens: Sequence[int], num_tokens: int = 1) -> Array:
+    """llama.cpp's logits of these tokens and of a greedy continuation by `num_tokens` of which the last is not read.
+
+    Keys and values are kept in float32.
+    """
+    length = len(tokens) + num_tokens
+    engine = importlib.import_module("llama_cpp").Llama(
+        str(path), n_ctx=length, n_batch=length, logits_all=True, verbose=False, type_k=0, type_v=0, n_gpu_layers=0
+    )
+    try:
+        engine.eval(list(tokens))
+        for _ in range(num_tokens - 1):
+            engine.eval([int(engine.scores[engine.n_tokens - 1].argmax())])
+        return np.array(engine.scores[: engine.n_tokens], np.float32)
+    finally:
+        engine.close()
+
+
+ENGINES = (
+    Engine("transformers", "transformers", "transformers", "hf", _transformers, 1e-5, any_activation=True),
+    Engine("mlx-lm", "mlx_lm", "mlx-lm", "hf", _mlx, 1e-4),
+    Engine("vLLM", "vllm", "vllm", "hf", _vllm, 0.0),
+    Engine("llama.cpp", "llama_cpp", "llama-cpp-python", "gguf", _llama_cpp, 1e-3),
+)

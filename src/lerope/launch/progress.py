@@ -1,0 +1,132 @@
+"""How far the runs of a study are, and whether they are the study's: what run directories say."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lerope.data.files import is_locked
+from lerope.launch.measured import is_measured
+from lerope.launch.study import PlannedRun
+from lerope.model.spec import build_encoding
+from lerope.runs import METRICS, RESULTS, RUN, Run, differences, read_run
+
+State = Literal["waiting", "running", "stopped", "trained", "finished", "different", "damaged"]
+
+_TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a run of a study is."""
+
+    name: str
+    state: State
+    """`stopped`: begun, and no process is at work on it. `trained`: not all measurements are noted as done.
+    `different`: the folder has another run than the study's."""
+    step: int
+    steps: int
+    """Of the run that is there, or else of the study's."""
+    validation_loss: float | None
+    problem: str | None
+    """What is wrong with a run that is different or damaged, and what to do."""
+
+
+def status(run: PlannedRun, out: Path, data: str | None = None) -> Status:
+    """What a run's directory says about it.
+
+    Args:
+        run: a run of a study.
+        out: the study's folder.
+        data: the fingerprint of the study's data; not compared unless given.
+    """
+    folder = out / run.name
+    if not (folder / RUN).exists():
+        return Status(run.name, "running" if in_use(folder) else "waiting", 0, run.recipe(out).steps, None, None)
+    step, loss = last_records(folder)
+    try:
+        found = read_run(folder)
+    except ValueError as error:
+        return Status(run.name, "damaged", step, run.recipe(out).steps, loss, str(error))
+    steps = int(found.recipe.get("steps", 0))
+    step = steps if found.finished else step
+    problem = difference(run, out, found, data) if step else None
+    state: State
+    if problem is not None:
+        state = "different"
+    elif found.finished:
+        state = "finished" if all(is_measured(each, folder) for each in run.measure) else "trained"
+    else:
+        state = "running" if in_use(folder) else "stopped"
+    return Status(run.name, state, step, steps, loss, problem)
+
+
+def is_trained(run: PlannedRun, out: Path, data: str) -> bool:
+    """Whether a run is trained to its end; raises if its folder has another run that is."""
+    folder = out / run.name
+    if not (folder / RUN).exists() or not (found := read_run(folder)).finished:
+        return False
+    if (why := difference(run, out, found, data)) is not None:
+        raise ValueError(why)
+    return True
+
+
+def difference(run: PlannedRun, out: Path, found: Run, data: str | None) -> str | None:
+    """What tells the run that was found from that of the study, in a sentence; None if they are the same.
+
+    A precision that the study does not give is the machine's, which may have been another than this one. Frequencies of
+    another run are compared themselves, not by their path, so that a study's folder may be moved.
+
+    Args:
+        run: the run of the study.
+        out: the study's folder.
+        found: what is in the run's directory.
+        data: the fingerprint of the study's data; not compared unless given.
+    """
+    planned = run.recipe(out)
+    free = {"precision"} - run.changes.keys()
+    if run.after is not None:
+        free.add("encoding")
+    old, new = (
+        {field: value for field, value in recipe.items() if field not in free}
+        for recipe in (found.recipe, planned.as_dict())
+    )
+    for field, is_there, is_wanted in differences(old, new):
+        return f"{found.path} has another run: its {field} is {is_there!r}, not {is_wanted!r}; choose another --out."
+    if data is not None and found.identity["data"] != data:
+        return (
+            f"{found.path} has another run: its data has another fingerprint; choose another --out, or its own --data."
+        )
+    if run.after is not None and Path(run.spec(out)).exists():
+        frequencies = build_encoding(run.spec(out), planned.model).artifact().fingerprint()
+        if found.identity.get("initial_frequencies") != frequencies:
+            return f"{found.path} has another run: its frequencies are not those of {run.after}; choose another --out."
+    return None
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process trains in a run directory or measures there."""
+    return is_locked(folder) or is_locked(folder / RESULTS)
+
+
+def last_records(folder: Path) -> tuple[int, float | None]:
+    """A run's last step, and its last validation loss if it is near the end of the records."""
+    step, loss = 0, None
+    for line in tail(folder / METRICS):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # the first line of a tail, or the last of a file that is being written, may be half a line
+        if isinstance(record, dict):
+            step, loss = max(step, record.get("step", 0)), record.get("validation_loss", loss)
+    return step, loss
+
+
+def tail(path: Path) -> list[str]:
+    """The last lines of a file, the first of them perhaps cut; none if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            return file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,69 @@
+"""lerope export and lerope verify, as a user calls them."""
+
+import json
+
+import pytest
+
+from lerope.cli.main import main
+from lerope.results import Verification
+from tests.interop.trained import trained
+
+
+def call(*args):
+    try:
+        main([str(arg) for arg in args])
+    except SystemExit as stop:
+        return stop.code
+    return 0
+
+
+def test_from_a_run_to_a_verified_folder(tmp_path, capsys):
+    out, result = tmp_path / "served", tmp_path / "verification.json"
+    assert call("export", trained(), out, "--length", 512) == 0
+    assert "model.safetensors" in (shown := capsys.readouterr().out)
+    assert f"lerope verify {out} --run {trained()}" in shown
+    assert call("verify", out, "--run", trained(), "--num-tokens", 8, "--out", result) == 0
+    shown = capsys.readouterr().out
+    for words in ("vLLM", "SGLang", "TensorRT-LLM", "8 of 8", "against the run relu2-80"):
+        assert words in shown
+    assert "differs" not in shown
+    assert len(Verification.load(result).tables) == 7
+
+
+def test_a_disagreement_is_exit_code_1(tmp_path, capsys):
+    out = tmp_path / "served"
+    assert call("export", trained(), out, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["length"] is None
+    config = json.loads((out / "config.json").read_text())
+    del config["rope_scaling"]
+    (out / "config.json").write_text(json.dumps(config))
+    assert call("verify", out, "--num-tokens", 2, "--json") == 1
+    assert json.loads(capsys.readouterr().out)["kind"] == "verification"
+
+
+def test_gelu_is_exported_with_a_note(tmp_path, capsys):
+    assert call("export", trained("gelu", 10), tmp_path / "served") == 0
+    assert "note: activation 'gelu' runs in transformers alone" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("export", "nowhere", "out"), "lerope export: nowhere holds no model; name the directory of a finished run."),
+        (("export", "RUN", "."), "lerope export: directory . is not empty; name a new folder"),
+        (
+            ("export", "RUN", "out", "--length", "100"),
+            "lerope export: length must be more than the train length of 256",
+        ),
+        (("verify", "nowhere"), "lerope verify: nowhere must be a folder that lerope.export wrote"),
+        (("verify", "nowhere", "--num-tokens", "0"), "lerope verify: num_tokens must be 1 or more; got 0."),
+    ],
+)
+def test_bad_input_is_one_sentence(args, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.txt").write_text("mine")
+    assert call(*(trained() if arg == "RUN" else arg for arg in args)) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

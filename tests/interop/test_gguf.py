@@ -1,0 +1,176 @@
+"""GGUF files: what llama.cpp reads in them, and llama.cpp itself where it is installed."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import lerope
+from lerope.interop.engines import llama_cpp_table
+from lerope.interop.gguf import put_factors, read_gguf
+from lerope.model.saved import load_model
+from lerope.rotary.artifact import Frequencies
+from tests.interop.trained import TRAIN_LENGTH, VOCAB_SIZE, text, tokenizer_path, tokens, trained
+
+gguf = pytest.importorskip("gguf", reason="GGUF files need the package gguf")
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    return lerope.export(trained(), tmp_path_factory.mktemp("gguf") / "out", format="gguf")
+
+
+def fields(path):
+    reader = gguf.GGUFReader(path)
+    return {name: field.contents() for name, field in reader.fields.items()}, {t.name: t for t in reader.tensors}
+
+
+def rewritten(source, target, keep=lambda name: True, **changes):
+    """A copy of a GGUF file with some tensors or keys changed."""
+    keys, stored = fields(source)
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, changes.pop("architecture", keys["general.architecture"]))
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            kind = field.types[0]
+            inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, changes.pop(name, field.contents()), kind, sub_type=inner)
+    for name, tensor in stored.items():
+        if keep(name):
+            writer.add_tensor(name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert not changes
+    return target
+
+
+def test_what_llama_cpp_reads(exported):
+    keys, stored = fields(exported / "model.gguf")
+    saved = json.loads((trained() / "model" / "frequencies.json").read_text())
+    assert keys["general.architecture"] == "apertus"
+    assert keys["apertus.rope.scaling.type"] == "none"
+    assert keys["apertus.rope.freq_base"] == 10_000
+    assert keys["apertus.rope.dimension_count"] == 64
+    assert keys["apertus.context_length"] == TRAIN_LENGTH
+    assert stored["rope_freqs.weight"].tensor_type == gguf.GGMLQuantizationType.F32
+    factors = np.exp(-np.array(saved["log_scales"]))
+    # llama.cpp's own theta^m is off by up to 2.3e-6, which the factors take back.
+    np.testing.assert_allclose(stored["rope_freqs.weight"].data, factors, rtol=3e-6)
+    for name, value in {"alpha_p": np.log(np.e - 1), "alpha_n": -200, "beta": 0, "eps": -1e-6}.items():
+        np.testing.assert_allclose(keys[f"xielu.{name}"], [value] * 2, rtol=1e-7)
+    assert keys["tokenizer.ggml.model"] == "llama"
+    assert keys["tokenizer.ggml.add_space_prefix"] is False
+    assert keys["tokenizer.ggml.add_bos_token"] is True
+    assert len(keys["tokenizer.ggml.tokens"]) == len(keys["tokenizer.ggml.scores"]) == VOCAB_SIZE
+    model = load_model(trained())
+    q, k, v = model.blocks[1].attention.qkv.weight.detach().chunk(3)
+    for name, rows in {"q": q, "k": k, "v": v}.items():
+        assert torch.equal(torch.from_numpy(stored[f"blk.1.attn_{name}.weight"].data.copy()), rows)
+
+
+@pytest.mark.parametrize("base", [10_000.0, 500_000.0, 12_000_000.0])
+def test_llama_cpp_turns_by_our_frequencies_to_1e_6(base, tmp_path):
+    encoding = lerope.LeRoPE(128, base=base)
+    with torch.no_grad():
+        encoding.alpha.copy_(torch.randn(64, generator=torch.Generator().manual_seed(0)))
+    from lerope.interop.gguf import rope_factors
+
+    wanted = encoding.frequencies().detach().double().numpy()
+    config = {"rope_scaling_type": "none", "rope_theta": base}
+    table = llama_cpp_table(config, rope_factors(encoding.artifact()))
+    np.testing.assert_allclose(table.frequencies, wanted, rtol=1e-6)
+
+
+def test_bfloat16(tmp_path):
+    lerope.export(trained(), tmp_path / "out", format="gguf", dtype="bfloat16")
+    _, stored = fields(tmp_path / "out" / "model.gguf")
+    assert stored["blk.0.ffn_up.weight"].tensor_type == gguf.GGMLQuantizationType.BF16
+    assert stored["blk.0.attn_q_norm.weight"].tensor_type == gguf.GGMLQuantizationType.F32
+    _, weights, _ = read_gguf(tmp_path / "out" / "model.gguf")
+    up = load_model(trained()).blocks[0].mlp.up.weight.detach()
+    assert torch.equal(weights["model.layers.0.mlp.up_proj.weight"], up.bfloat16().float())
+
+
+def test_a_file_without_factors_is_not_taken_for_whole(exported, tmp_path):
+    bare = rewritten(exported / "model.gguf", tmp_path / "bare.gguf", keep=lambda name: "rope_freqs" not in name)
+    with pytest.raises(ValueError, match=r"no tensor rope_freqs.weight: llama.cpp would turn by plain RoPE"):
+        read_gguf(bare)
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes((exported / "model.gguf").read_bytes()[:1000])
+    with pytest.raises(ValueError, match="not a whole GGUF file"):
+        read_gguf(cut)
+
+
+def test_an_export_that_does_not_read_back_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr("lerope.interop.gguf.XIELU", {})
+    monkeypatch.setattr("lerope.interop.gguf.FACTORS", "rope.freqs")
+    original = gguf.GGUFWriter.add_tensor
+
+    def dropping(self, name, *args, **kwargs):
+        if name != "rope.freqs":
+            original(self, name, *args, **kwargs)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", dropping)
+    with pytest.raises(OSError, match="does not read back"):
+        lerope.export(trained(), tmp_path / "out", format="gguf")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_factors_for_a_file_that_another_converter_wrote(exported, tmp_path):
+    source = exported / "model.gguf"
+    frequencies = Frequencies.load(exported / "frequencies.json")
+    longrope = {"apertus.rope.scaling.type": "longrope"}
+    foreign = rewritten(source, tmp_path / "foreign.gguf", keep=lambda name: "rope_freqs" not in name, **longrope)
+    put_factors(foreign, tmp_path / "mended.gguf", frequencies)
+    want_keys, want = fields(source)
+    keys, found = fields(tmp_path / "mended.gguf")
+    assert {key: keys[key] for key in want_keys if not key.startswith("GGUF.")} == {
+        key: value for key, value in want_keys.items() if not key.startswith("GGUF.")
+    }
+    assert found.keys() == want.keys()
+    assert all(np.array_equal(found[name].data, want[name].data) for name in want)
+    with pytest.raises(ValueError, match="exists; name a new file"):
+        put_factors(foreign, tmp_path / "mended.gguf", frequencies)
+    qwen = rewritten(source, tmp_path / "qwen.gguf", architecture="qwen3")
+    with pytest.raises(ValueError, match=r"llama\.cpp ignores frequency factors in architecture 'qwen3'"):
+        put_factors(qwen, tmp_path / "no.gguf", frequencies)
+    assert not (tmp_path / "no.gguf").exists()
+
+
+def perplexity(logits, ids):
+    wide = torch.from_numpy(np.asarray(logits, np.float64))[:-1]
+    return float(torch.nn.functional.cross_entropy(wide, ids[1:]).exp())
+
+
+def test_llama_cpp_really_run(exported, tmp_path):
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama.cpp is not installed: pip install llama-cpp-python")
+    from lerope.interop.verify import llama_cpp_logits
+
+    ids = tokens()[:TRAIN_LENGTH]
+    with torch.no_grad():
+        logits = load_model(trained())(ids[None])[0].numpy()
+    ours = perplexity(logits, ids)
+    found = llama_cpp_logits(exported / "model.gguf", ids.tolist())
+    assert np.abs(found - logits).max() / np.abs(logits).max() < 1e-3
+    assert perplexity(found, ids) == pytest.approx(ours, rel=1e-4)
+    bare = rewritten(exported / "model.gguf", tmp_path / "bare.gguf", keep=lambda name: "rope_freqs" not in name)
+    assert perplexity(llama_cpp_logits(bare, ids.tolist()), ids) > 1.01 * ours
+    engine = llama_cpp.Llama(str(exported / "model.gguf"), vocab_only=True, verbose=False)
+    from lerope.data.tokenizer import Tokenizer
+
+    sample = text()[:3000] + " \u00e9\u65e5\U0001f642  \n\n"
+    expected = Tokenizer(tokenizer_path()).encode([sample])[0].tolist()[:-1]
+    assert engine.tokenize(sample.encode(), add_bos=True, special=False) == expected
+
+
+def test_llama_cpp_with_yarn_baked_in(tmp_path):
+    pytest.importorskip("llama_cpp", reason="llama.cpp is not installed: pip install llama-cpp-python")
+    from lerope.interop.verify import verify
+
+    out = lerope.export(trained(), tmp_path / "out", format="gguf", length=2 * TRAIN_LENGTH)
+    found = verify(out, run=trained(), prompt=text()[:2000], num_tokens=64)
+    assert found.settings["num_prompt_tokens"] == 2 * TRAIN_LENGTH - 64
+    assert [(row["agrees"], row["num_same_tokens"]) for row in found.runs] == [(True, 64)]

@@ -1,0 +1,160 @@
+"""Engines' frequency tables from exported files, and what `verify` notices when something is wrong."""
+
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import lerope
+from lerope.interop.engines import TABLES
+from lerope.interop.verify import ENGINES, verify
+from tests.interop.toys import make
+from tests.interop.trained import TRAIN_LENGTH, odd_lerope, trained, untrained
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    return lerope.export(trained(), tmp_path_factory.mktemp("verify") / "out")
+
+
+@pytest.fixture
+def copy(exported, tmp_path):
+    shutil.copytree(exported, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def edit(folder, change):
+    content = json.loads((folder / "config.json").read_text())
+    change(content)
+    (folder / "config.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("length", [None, 4 * TRAIN_LENGTH])
+@pytest.mark.parametrize("engine", TABLES)
+def test_tables_match_to_1e_6(engine, length, tmp_path):
+    """Against our frequencies in float64: exp(alpha) base^(-2m / d), extended by the paper's formula."""
+    encoding = odd_lerope()
+    scales = encoding.alpha.detach().double().numpy()
+    wanted = np.exp(scales) * 10_000.0 ** (-np.arange(32) / 32)
+    if length is not None:
+        turns = wanted * TRAIN_LENGTH / (2 * np.pi)
+        wanted = wanted * (0.25 + np.clip((turns - 1) / 31, 0, 1) * 0.75)
+    with pytest.warns(UserWarning, match="no tokenizer"):
+        lerope.export(untrained(encoding), tmp_path / "out", length=length, train_length=TRAIN_LENGTH)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    table = TABLES[engine](config)
+    np.testing.assert_allclose(table.frequencies, wanted, rtol=1e-6)
+    assert table.attention_factor == 1.0
+
+
+def test_bands_that_stand_still(tmp_path):
+    with pytest.warns(UserWarning, match="no tokenizer"):
+        lerope.export(untrained(lerope.PRoPE(64, p=0.5)), tmp_path / "out", train_length=TRAIN_LENGTH)
+    found = verify(tmp_path / "out", num_tokens=4)
+    assert all(table["agrees"] for table in found.tables)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    for make_table in TABLES.values():
+        table = make_table(config).frequencies
+        assert np.all(table[:16] > 1e-5)
+        assert np.all(np.abs(table[16:]) * 1e6 < 1e-20)
+
+
+def test_every_installed_engine_agrees(exported):
+    for run in (None, trained()):
+        found = verify(exported, run=run, num_tokens=16)
+        assert all(table["agrees"] for table in found.tables)
+        rows = {row["engine"]: row for row in found.runs}
+        assert rows["transformers"]["agrees"] is True
+        assert rows["transformers"]["logit_error"] < 1e-5
+        assert rows["transformers"]["num_same_tokens"] == 16
+        assert all(row["agrees"] is not False for row in found.runs)
+
+
+def test_an_extension_is_compared_with_the_run_at_that_length(tmp_path):
+    out = lerope.export(trained(), tmp_path / "out", length=2 * TRAIN_LENGTH, temperature=0.5)
+    found = verify(out, run=trained(), prompt="def f(x):\n    return x\n" * 30, num_tokens=16)
+    assert found.settings["num_prompt_tokens"] > 200
+    assert [row["agrees"] for row in found.runs if row["engine"] == "transformers"] == [True]
+    edit_record = json.loads((out / "export.json").read_text()) | {"temperature": 0.1}
+    (out / "export.json").write_text(json.dumps(edit_record))
+    wrong = verify(out, run=trained(), num_tokens=16)
+    assert [row["agrees"] for row in wrong.runs if row["engine"] == "transformers"] == [False]
+
+
+def test_lost_keys_are_noticed_engine_by_engine(copy):
+    """What mlx-lm and TensorRT-LLM read is not what transformers and vLLM read."""
+    edit(copy, lambda config: config.pop("rope_scaling"))
+    agrees = {table["engine"]: table["agrees"] for table in verify(copy, num_tokens=1).tables}
+    assert not any(
+        agrees[name] for name in ("mlx-lm", "TensorRT-LLM", "SGLang", "ONNX Runtime GenAI", "transformers 4")
+    )
+    assert agrees["transformers 5"]
+    assert agrees["vLLM"]
+
+
+def test_a_longer_length_would_make_engines_scale_attention(copy):
+    edit(copy, lambda config: config.update(max_position_embeddings=4 * TRAIN_LENGTH))
+    tables = {table["engine"]: table for table in verify(copy, num_tokens=1).tables}
+    assert tables["transformers 5"]["agrees"]
+    for engine in ("vLLM", "mlx-lm"):
+        assert not tables[engine]["agrees"]
+        assert tables[engine]["attention_factor"] == pytest.approx((1 + np.log(4) / np.log(256)) ** 0.5)
+
+
+def test_a_changed_factor_is_noticed(copy):
+    def change(config):
+        config["rope_parameters"]["short_factor"][3] *= 1 + 1e-5
+
+    edit(copy, change)
+    agrees = {table["engine"]: table["agrees"] for table in verify(copy, num_tokens=1).tables}
+    assert not agrees["transformers 5"]
+    assert agrees["vLLM"]
+
+
+def test_changed_weights_differ_from_the_run(copy):
+    weights = load_file(copy / "model.safetensors")
+    weights["model.layers.0.self_attn.q_norm.weight"] *= 1.01
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    rows = {row["engine"]: row for row in verify(copy, run=trained(), num_tokens=4).runs}
+    assert rows["transformers"]["agrees"] is False
+    assert rows["transformers"]["logit_error"] > 1e-5
+
+
+def test_an_engine_that_fails_is_reported_and_the_others_still_run(copy):
+    edit(copy, lambda config: config.update(architectures=["NoSuchModel"], model_type="no_such_model"))
+    with pytest.raises(ValueError, match="no_such_model"):
+        verify(copy)
+    edit(copy, lambda config: config.update(model_type="apertus", num_key_value_heads=3))
+    rows = {row["engine"]: row for row in verify(copy, num_tokens=4).runs}
+    assert rows["transformers"]["agrees"] is False
+    assert "Error" in rows["transformers"]["note"]
+
+
+def test_a_converted_model(tmp_path):
+    model = lerope.convert(make("llama"))
+    with torch.no_grad():
+        for parameter in model.model.rotary_emb.parameters():
+            parameter.normal_(generator=torch.Generator().manual_seed(0))
+    with pytest.warns(UserWarning, match="no tokenizer"):
+        lerope.export(model, tmp_path / "out")
+    found = verify(tmp_path / "out", num_tokens=4)
+    assert found.reference == "transformers"
+    assert all(table["agrees"] for table in found.tables)
+
+
+def test_engines_that_are_not_installed_say_how(exported, monkeypatch):
+    for engine in ENGINES:
+        monkeypatch.setitem(sys.modules, engine.package, None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    rows = verify(exported).runs
+    assert {row["note"] for row in rows} >= {"not installed: pip install vllm", "not installed: pip install mlx-lm"}
+    assert all(row["agrees"] is None for row in rows)
+
+
+def test_a_folder_of_somebody_else(tmp_path):
+    with pytest.raises(ValueError, match="must be a folder that lerope"):
+        verify(tmp_path)

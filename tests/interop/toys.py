@@ -1,0 +1,106 @@
+"""Toy models of the families that users convert, with random weights from a seed."""
+
+from typing import Any
+
+import torch
+from transformers import (
+    ApertusConfig,
+    AutoModelForCausalLM,
+    CohereConfig,
+    FalconConfig,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
+    Phi3Config,
+    Qwen3Config,
+)
+
+SHAPE = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
+    "llama": (LlamaConfig, {}),
+    "qwen3": (Qwen3Config, {"head_dim": 32}),
+    "mistral": (MistralConfig, {"sliding_window": 16, "head_dim": 16}),
+    "gemma3": (
+        Gemma3TextConfig,
+        {"head_dim": 32, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "apertus": (ApertusConfig, {}),
+    "phi3": (Phi3Config, {"partial_rotary_factor": 0.5}),
+    "olmo2": (Olmo2Config, {}),
+    "cohere": (CohereConfig, {}),
+    "falcon": (FalconConfig, {}),
+}
+# What the issue asks of; the others follow the same pattern.
+MAIN = ("llama", "qwen3", "mistral", "gemma3", "apertus")
+
+SCALINGS: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "longrope": {
+        "rope_type": "longrope",
+        "short_factor": [1.0 + 0.1 * m for m in range(8)],
+        "long_factor": [2.0 + 0.5 * m for m in range(8)],
+        "original_max_position_embeddings": 64,
+        "factor": 4.0,
+    },
+    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.5},
+}
+
+
+def make(family: str = "llama", seed: int = 0, **changes: Any) -> Any:
+    """A model in float32 and evaluation mode."""
+    config_class, own = FAMILIES[family]
+    config = config_class(**{**SHAPE, **own, **changes})
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    for name, parameter in model.named_parameters():
+        # Attention that looks around, so that positions matter.
+        if any(part in name for part in ("q_proj", "k_proj", "qkv_proj", "query_key_value")):
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def scaled(name: str, **changes: Any) -> Any:
+    """A toy Llama with RoPE scaling."""
+    return make("llama", rope_parameters={"rope_theta": 10000.0, **SCALINGS[name]}, **changes)
+
+
+def gpt2() -> Any:
+    """A model without RoPE."""
+    return AutoModelForCausalLM.from_config(GPT2Config(vocab_size=97, n_embd=32, n_layer=1, n_head=2, n_positions=64))
+
+
+def tokens(rows: int = 2, length: int = 48, seed: int = 1) -> torch.Tensor:
+    """Random tokens, none of them special."""
+    return torch.randint(3, 97, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def shake(model: Any, size: float = 0.3) -> None:
+    """Learned frequencies that are not the initial ones."""
+    from lerope.interop.huggingface import rotary_of
+
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in rotary_of(model).parameters():
+            parameter.add_(size * torch.randn(parameter.shape, generator=generator).to(parameter))
