@@ -24,7 +24,6 @@ from lerope.interop.gguf import FACTORS, put_factors
 from lerope.interop.verify import llama_cpp_logits
 from lerope.model.saved import load_model
 from lerope.rotary.artifact import Frequencies
-from lerope.rotary.encodings import RoPE
 from lerope.runs import RUN, provenance, read_run
 
 
@@ -39,7 +38,6 @@ def main() -> None:
     model = load_model(args.run)
     saved = Frequencies.load(args.run / "model" / "frequencies.json")
     assert saved.train_length is not None
-    assert saved.base is not None
     tokenizer = Tokenizer(args.run / "model" / "tokenizer.model")
     ids = tokenizer.encode([args.text.read_text(encoding="utf-8")])[0][1:-1].astype(np.int64)
     size = saved.train_length - 1
@@ -53,10 +51,8 @@ def main() -> None:
         for dtype in ("float32", "bfloat16"):
             out = lerope.export(args.run, Path(folder) / dtype, format="gguf", dtype=dtype)
             files[f"llama.cpp, {dtype}"] = out / "model.gguf"
-        # What llama.cpp computes where it does not find the factors: plain RoPE.
         files["llama.cpp without the factors"] = Path(folder) / "plain.gguf"
-        plain = RoPE(saved.head_dim, saved.base).artifact(saved.train_length)
-        put_factors(files["llama.cpp, float32"], files["llama.cpp without the factors"], plain)
+        put_factors(files["llama.cpp, float32"], files["llama.cpp without the factors"], None)
         for window in windows:
             with torch.no_grad():
                 ours = model(window[None])[0]

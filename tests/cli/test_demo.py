@@ -66,13 +66,28 @@ def test_a_run_holds_every_file(demo):
 
 
 def test_a_second_call_shows_the_same_at_once(demo, capsys):
-    before = {path: path.stat().st_mtime_ns for path in demo.rglob("*.safetensors")}
+    before = times(demo)
     main(["demo", "--out", str(demo), "--steps", str(STEPS)])
     text = capsys.readouterr().out
     assert "is finished" in text
     assert "Learned frequencies of 32 bands" in text
     assert "this is one seed (42)" in text.replace("\n", " ")
-    assert before == {path: path.stat().st_mtime_ns for path in demo.rglob("*.safetensors")}
+    assert before == times(demo)
+
+
+def times(demo):
+    """When what takes long was written: checkpoints, models, losses, bands and phasors."""
+    return {p: p.stat().st_mtime_ns for p in demo.rglob("*.safetensors") if p.stem != "frequencies"}
+
+
+def test_the_page_is_there_and_its_wavelengths_moved(demo):
+    page = (demo / "report" / "index.html").read_text()
+    assert "demo-lerope-42" in page
+    assert len(list((demo / "report" / "figures").glob("*.png"))) > 10
+    learned = json.loads((demo / "demo-lerope-42" / "results" / "frequencies.json").read_text())
+    assert learned["kind"]
+    saved = json.loads((demo / "demo-lerope-42" / "model" / "frequencies.json").read_text())
+    assert max(map(abs, saved["log_scales"])) > 1e-3
 
 
 def test_stopped_while_it_prepares(tmp_path, monkeypatch, capsys):

@@ -96,8 +96,10 @@ def test_torchrun_gives_what_one_process_gives(runs, tmp_path):
     want = Evaluation.load(runs[1] / "results" / "eval.json")
     shutil.rmtree(runs[1] / "results")
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "lerope", "eval", str(runs[1])]
-        + ["--device", "cpu", "--batch-tokens", "100"],
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"),
+            *("-m", "lerope", "eval", str(runs[1]), "--device", "cpu", "--batch-tokens", "100"),
+        ],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},

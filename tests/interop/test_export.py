@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import lerope
@@ -15,7 +16,7 @@ from lerope.evaluate.scorer import Stretch, StretchedRotation
 from lerope.interop.huggingface import rotary_of
 from lerope.model.saved import load_model
 from lerope.model.transformer import Transformer
-from tests.interop.toys import gpt2
+from tests.interop.toys import gpt2, shake
 from tests.interop.toys import make as toy
 from tests.interop.trained import (
     TRAIN_LENGTH,
@@ -186,6 +187,7 @@ def test_converted_models(family, length, tmp_path):
         rotary.inv_freq = encoding.freeze(extension.frequencies)
         for layer in model.model.layers:
             layer.self_attn.scaling *= extension.logit_scale
+    assert not [name for name in load_file(tmp_path / "out" / "model.safetensors") if "rotary" in name]
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     ids = torch.randint(97, (1, 300 if length else 200), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -200,6 +202,18 @@ def test_a_converted_model_takes_a_tokenizer_along(tmp_path):
     lerope.export(model, tmp_path / "out", tokenizer=AutoTokenizer.from_pretrained(tmp_path / "ladder"))
     found = AutoTokenizer.from_pretrained(tmp_path / "out")("def f(x):\n    return x").input_ids
     assert found == Tokenizer(tokenizer_path()).encode(["def f(x):\n    return x"])[0].tolist()[:-1]
+
+
+def test_a_converted_model_goes_on_learning_from_its_export(tmp_path):
+    model = lerope.convert(toy("llama", tie_word_embeddings=True))
+    shake(model)
+    with pytest.warns(UserWarning, match="no tokenizer was given"):
+        lerope.export(model, tmp_path / "out")
+    again = lerope.convert(AutoModelForCausalLM.from_pretrained(tmp_path / "out"))
+    ours, theirs = (rotary_of(each).encodings["shared"].alpha for each in (model, again))
+    assert torch.equal(ours, theirs)
+    assert not torch.equal(ours, torch.zeros_like(ours))
+    assert again.lm_head.weight is again.model.embed_tokens.weight
 
 
 class _Tilted(lerope.RoPE):

@@ -134,6 +134,9 @@ def test_factors_for_a_file_that_another_converter_wrote(exported, tmp_path):
     assert all(np.array_equal(found[name].data, want[name].data) for name in want)
     with pytest.raises(ValueError, match="exists; name a new file"):
         put_factors(foreign, tmp_path / "mended.gguf", frequencies)
+    other = lerope.RoPE(64, base=500.0).artifact()
+    with pytest.raises(ValueError, match=r"turns 64 dimensions at base 10000; got frequencies for 64 at base 500"):
+        put_factors(foreign, tmp_path / "no.gguf", other)
     qwen = rewritten(source, tmp_path / "qwen.gguf", architecture="qwen3")
     with pytest.raises(ValueError, match=r"llama\.cpp ignores frequency factors in architecture 'qwen3'"):
         put_factors(qwen, tmp_path / "no.gguf", frequencies)

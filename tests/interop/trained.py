@@ -1,8 +1,10 @@
 """Small ladder models that were really trained, on real text with a real tokenizer, in seconds."""
 
+import atexit
 import functools
 import inspect
 import json
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,9 @@ TRAIN_LENGTH = 256
 
 @functools.cache
 def home() -> Path:
-    return Path(tempfile.mkdtemp(prefix="lerope-tests-"))
+    path = Path(tempfile.mkdtemp(prefix="lerope-tests-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
 
 
 @functools.cache

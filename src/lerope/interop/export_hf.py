@@ -251,7 +251,10 @@ def _export_converted(model: Any, folder: Path, request: Request) -> None:
     extension = _extension(own, train_length, request)
     assert isinstance(extension.logit_scale, float)
     with _folded(model, extension.logit_scale):
-        model.save_pretrained(folder)
+        # Engines and llama.cpp's converter stumble over weights they do not know; config.json has the frequencies.
+        learned = tuple(f"{name}." for name, module in model.named_modules() if module is rotary)
+        state = {name: value for name, value in model.state_dict().items() if not name.startswith(learned)}
+        model.save_pretrained(folder, state_dict=state)
     if SHARED in kinds and text is model.config:
         content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if request.length is not None:

@@ -153,15 +153,8 @@ def put_factors(path: Path, target: Path, frequencies: Frequencies | None) -> No
     architecture = _value(reader, "general.architecture")
     if architecture not in READS_FACTORS:
         refuse_architecture(architecture)
-    bands, base = (
-        _value(reader, f"{architecture}.rope.dimension_count"),
-        _value(reader, f"{architecture}.rope.freq_base"),
-    )
-    if bands != 2 * len(frequencies.frequencies) or base != np.float32(frequencies.base):
-        raise ValueError(
-            f"{path} turns {bands} dimensions at base {base:g}; got frequencies for {2 * len(frequencies.frequencies)} "
-            f"at base {frequencies.base:g}."
-        )
+    if frequencies is not None:
+        _check_fit(reader, path, architecture, frequencies)
     partial = target.with_name(f".{target.name}.partial")
     try:
         writer = gguf.GGUFWriter(partial, architecture)
@@ -172,7 +165,8 @@ def put_factors(path: Path, target: Path, frequencies: Frequencies | None) -> No
             inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
             writer.add_key_value(field.name, field.contents(), kind, sub_type=inner)
         writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
-        writer.add_tensor(FACTORS, rope_factors(frequencies))
+        if frequencies is not None:
+            writer.add_tensor(FACTORS, rope_factors(frequencies))
         for tensor in reader.tensors:
             if not tensor.name.startswith("rope_f"):
                 writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
@@ -183,6 +177,18 @@ def put_factors(path: Path, target: Path, frequencies: Frequencies | None) -> No
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _check_fit(reader: Any, path: Path, architecture: str, frequencies: Frequencies) -> None:
+    """Raises unless a file turns as many bands, at the same base."""
+    rotary_dim = _value(reader, f"{architecture}.rope.dimension_count")
+    base = _value(reader, f"{architecture}.rope.freq_base")
+    wanted = 2 * len(frequencies.frequencies)
+    if frequencies.base is None or rotary_dim != wanted or np.float32(base) != np.float32(frequencies.base):
+        raise ValueError(
+            f"{path} turns {rotary_dim} dimensions at base {base:g}; got frequencies for {wanted} at base "
+            f"{frequencies.base}."
+        )
 
 
 def names(num_layers: int) -> dict[str, str]:
