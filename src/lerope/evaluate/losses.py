@@ -35,12 +35,7 @@ def window_losses(
     def start(batch: list[int]) -> Callable[[], Floats]:
         some = [windows[index] for index in batch]
         losses = scorer.start([source.document(each.document, each.start, each.stop + 1) for each in some])
-
-        def wait() -> Floats:
-            rows = losses().numpy()
-            return np.concatenate([row[: lengths[index]] for row, index in zip(rows, batch, strict=True)])
-
-        return wait
+        return lambda: losses().numpy()
 
     found = in_batches(lengths, lengths, start, ranks=ranks, partial=partial, label=label, batch_tokens=batch_tokens)
     for window, losses in zip(windows, found, strict=False):

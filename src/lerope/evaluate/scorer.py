@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from lerope.data.loader import IGNORED
 from lerope.data.shards import Tokens
 from lerope.model.accounting import Precision
 from lerope.model.attention import Backend
@@ -88,16 +87,23 @@ class Scorer:
 
     def losses(self, rows: Sequence[Tokens]) -> Tensor:
         """The loss of each row's tokens but the first: (rows, longest - 1), float32, on the CPU, 0 in padding."""
-        return self.start(rows)()
+        return pad_sequence(list(self.start(rows)().split([len(row) - 1 for row in rows])), True)
 
     @torch.no_grad()
     def start(self, rows: Sequence[Tokens]) -> Callable[[], Tensor]:
-        """Begins to compute losses; a GPU goes on with that until the function that is returned is called."""
+        """Begins to compute losses; a GPU goes on with that until the function that is returned is called.
+
+        It gives the losses of all rows end to end, float32, on the CPU.
+        """
         inputs = [row[:-1] for row in rows]
-        tokens, targets = self._moved(_padded(inputs, 0)), self._moved(_padded([row[1:] for row in rows], IGNORED))
-        hidden = self._hidden(tokens, [len(row) for row in inputs])
+        tokens = self._moved(_padded(inputs))
+        targets = self._moved(torch.cat([_tensor(row[1:]) for row in rows]))
+        # Where the rows' own tokens stand in the padded batch: the head reads no others.
+        longest = tokens.shape[1]
+        places = [torch.arange(len(row)) + number * longest for number, row in enumerate(inputs)]
+        hidden = self._hidden(tokens, [len(row) for row in inputs]).flatten(0, 1)
         with self._autocast():
-            losses = self.model.head.token_losses(hidden, targets)
+            losses = self.model.head.token_losses(hidden[self._moved(torch.cat(places))], targets)
         if self.device.type != "cuda":
             return lambda: losses
         # Only a copy into pinned memory lets the host go on.
@@ -122,7 +128,7 @@ class Scorer:
             lengths: how long each row is to `stretch`; its inputs unless given, as in `losses`.
         """
         inputs = [row[:-1] for row in rows]
-        hidden = self._hidden(self._moved(_padded(inputs, 0)), lengths or [len(row) for row in inputs])
+        hidden = self._hidden(self._moved(_padded(inputs)), lengths or [len(row) for row in inputs])
         found = []
         with self._autocast():
             for row, states, count in zip(rows, hidden, last, strict=True):
@@ -160,6 +166,10 @@ class Scorer:
         return torch.autocast(self.device.type, torch.bfloat16)
 
 
-def _padded(rows: list[Tokens], value: int) -> Tensor:
+def _padded(rows: list[Tokens]) -> Tensor:
     """Rows of tokens as one tensor, filled up on the right."""
-    return pad_sequence([torch.from_numpy(row.astype("int64")) for row in rows], True, value)
+    return pad_sequence([_tensor(row) for row in rows], True)
+
+
+def _tensor(tokens: Tokens) -> Tensor:
+    return torch.from_numpy(tokens.astype("int64"))
