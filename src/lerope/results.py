@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self, TypedDict
 from lerope.data.files import write_whole
 
 VERSION = 1
+STANDS_OUT = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -489,6 +490,11 @@ class Bands(RunResult):
     """Its rms by the next largest."""
     bands: list[BandContribution]
     layers: list[LayerBand]
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether the dominant band is one that deserves the name: its rms is at least twice the next largest."""
+        return self.dominant_wavelength is not None and (self.dominance or 0.0) >= STANDS_OUT
 
 
 class BandRemoval(TypedDict):

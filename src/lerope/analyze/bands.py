@@ -28,8 +28,6 @@ from lerope.train.rundir import provenance
 Floats = npt.NDArray[np.float64]
 
 FILE = "bands.json"
-# A band stands out if its contribution varies at least so many times as much as that of any other.
-STANDS_OUT = 2.0
 
 
 @dataclass(frozen=True)

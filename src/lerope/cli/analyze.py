@@ -168,7 +168,7 @@ def _table(analysis: _Analysis) -> Table:
     table = Table(title=escape(analysis.name), title_justify="left", box=SIMPLE_HEAD)
     for heading in ("band", *columns):
         table.add_column(heading, justify="right")
-    dominant = None if analysis.bands is None or not _stands_out(analysis.bands) else analysis.bands.dominant_band
+    dominant = None if analysis.bands is None or not analysis.bands.stands_out else analysis.bands.dominant_band
     for band in learned:
         cells = [cells.get(band, "") for cells in columns.values()]
         table.add_row(str(band), *cells, style="bold" if band == dominant else None)
@@ -218,16 +218,10 @@ def _sentences(analysis: _Analysis) -> list[str]:
     return found
 
 
-def _stands_out(bands: "Bands") -> bool:
-    from lerope.analyze.bands import STANDS_OUT
-
-    return bands.dominance is not None and bands.dominance >= STANDS_OUT and bands.dominant_wavelength is not None
-
-
 def _dominant_sentence(bands: "Bands") -> str:
     if bands.dominant_band is None:
         return "No band turns, so none carries position."
-    if not _stands_out(bands) or bands.dominant_wavelength is None:
+    if not bands.stands_out or bands.dominant_wavelength is None:
         ratio = "" if bands.dominance is None else f", is only {bands.dominance:.2f} times the next"
         return f"No band stands out: the largest RMS, that of band {bands.dominant_band}{ratio}."
     return (
@@ -274,7 +268,7 @@ def _ratio_sentences(found: list[_Analysis]) -> list[str]:
     """How dominant wavelengths go with the train length, by both estimators."""
     from lerope.scaling.wavelengths import wavelength_ratio
 
-    chosen = [analysis for analysis in found if analysis.bands is not None and _stands_out(analysis.bands)]
+    chosen = [analysis for analysis in found if analysis.bands is not None and analysis.bands.stands_out]
     if len(chosen) < 2:
         return []
     lengths = [float(analysis.train_length) for analysis in chosen]

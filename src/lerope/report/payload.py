@@ -317,7 +317,7 @@ def _frequencies(files: RunFiles, history: Sequence[Json]) -> Json | None:
         "wavelengths": [numbers(row, 4) for row in middle],
         "low": None if shared else [numbers(row, 4) for row in turns.min(1)],
         "high": None if shared else [numbers(row, 4) for row in turns.max(1)],
-        "dominantBand": bands.dominant_band if bands is not None else None,
+        "dominantBand": bands.dominant_band if bands is not None and bands.stands_out else None,
         "suppressedFrom": first,
     }
 
@@ -365,6 +365,7 @@ def _bands(files: RunFiles) -> Json | None:
         "dominantBand": found.dominant_band,
         "dominantWavelength": number(found.dominant_wavelength),
         "dominance": number(found.dominance, 3),
+        "standsOut": found.stands_out,
         "rms": numbers([band["rms"] for band in found.bands], 4),
         "wavelengths": numbers([band["wavelength"] for band in found.bands], 4),
         "curves": curves or None,

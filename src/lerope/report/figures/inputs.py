@@ -15,8 +15,6 @@ from lerope.scaling.multipliers import PIECEWISE
 from lerope.scaling.study import Losses, study
 
 Key = TypeVar("Key")
-STANDS_OUT = 2.0
-"""How many times as much as any other a dominant band's contribution must vary to be called so in a figure."""
 _CODE_WORDS = ("code", "python", "starcoder")
 
 
@@ -236,7 +234,7 @@ def plain_methods(methods: Iterable[str], most: int = 4) -> list[str]:
 def dominant_band(files: RunFiles) -> int | None:
     """The dominant band, where bands were measured and one stands out."""
     bands = files.result(Bands)
-    return None if bands is None or (bands.dominance or 0.0) < STANDS_OUT else bands.dominant_band
+    return None if bands is None or not bands.stands_out else bands.dominant_band
 
 
 def needle(files: RunFiles, long: bool) -> Needle | None:

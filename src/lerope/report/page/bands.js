@@ -13,7 +13,7 @@ function dominantSentence(run) {
     run.trainLength && dominantWavelength
       ? `, ${write.digits(dominantWavelength / run.trainLength, 3)} train lengths`
       : "";
-  return `${run.id}: band ${dominantBand}, of ${write.tokens(dominantWavelength)} a turn${lengths}, varies most with distance${times}.`;
+  return `${run.id}: band ${dominantBand}, of ${write.tokens(dominantWavelength)} a turn${lengths}, varies most with distance${times}${run.bands.standsOut ? "" : "; none stands out"}.`;
 }
 
 function buildBands(host) {
@@ -63,7 +63,7 @@ function buildBands(host) {
           tell: ({ point, series: { band } }) => {
             const [from, to] = [curves.edges[point.at], curves.edges[point.at + 1] - 1];
             return {
-              title: `band ${band}${band === dominantBand ? ", dominant" : ""}`,
+              title: `band ${band}${band === dominantBand && run.bands.standsOut ? ", dominant" : ""}`,
               lines: [
                 { name: "wavelength", value: write.tokens(wavelengths[band]) },
                 {
@@ -248,7 +248,7 @@ function buildAblation(host) {
                 high: error === null ? null : increase + error,
                 error,
                 wavelength,
-                strong: band === run.bands?.dominantBand,
+                strong: run.bands?.standsOut && band === run.bands.dominantBand,
               })),
             },
           ],
