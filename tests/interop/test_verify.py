@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import lerope
+from lerope.interop import verify as module
 from lerope.interop.engines import TABLES
 from lerope.interop.verify import ENGINES, verify
 from tests.interop.toys import make
@@ -158,3 +160,18 @@ def test_engines_that_are_not_installed_say_how(exported, monkeypatch):
 def test_a_folder_of_somebody_else(tmp_path):
     with pytest.raises(ValueError, match="must be a folder that lerope"):
         verify(tmp_path)
+
+
+def test_an_engine_whose_cache_is_broken_does_not_agree(exported, monkeypatch):
+    """Right logits for the prompt, and tokens that no rounding explains."""
+    engine = next(engine for engine in module.ENGINES if engine.package == "transformers")
+
+    def broken(folder, tokens, num_tokens):
+        logits, _ = engine.run(folder, tokens, num_tokens)
+        return logits, [int(logits[-1].argmin())] * num_tokens
+
+    monkeypatch.setattr(module, "ENGINES", (replace(engine, run=broken),))
+    (row,) = verify(exported, num_tokens=4).runs
+    assert row["logit_error"] < 1e-5
+    assert row["agrees"] is False
+    assert "continues differently from token 1 on" in row["note"]

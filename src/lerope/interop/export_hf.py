@@ -394,6 +394,7 @@ def _check_target(target: Path) -> None:
 @contextlib.contextmanager
 def _whole(target: Path) -> Iterator[Path]:
     """A folder to write into that takes the target's place at the end, or vanishes."""
+    target = target.resolve()
     partial = target.with_name(f".{target.name}.exporting-{os.getpid()}")
     try:
         partial.mkdir(parents=True)

@@ -32,10 +32,8 @@ READS_FACTORS = {
     "granite",
     "llama",
     "llama4",
-    "minicpm3",
     "mistral3",
     "nanbeige",
-    "phi3",
     "step35",
 }
 _OF_MODEL = {
