@@ -9,23 +9,23 @@ import lerope
 
 # Command: (module, what it does). A module has `COMMAND`, a function or a dictionary of functions by subcommand.
 COMMANDS = {
+    "demo": ("lerope.cli.demo", "the whole journey in minutes on a CPU"),
     "data": ("lerope.cli.data", "prepare text for training, or look at prepared data"),
     "tokenizer": ("lerope.cli.tokenizer", "train a tokenizer, or look at one"),
-    "plan": ("lerope.cli.plan", "what a run costs: parameters, tokens, FLOPs, memory, time"),
+    "plan": ("lerope.cli.plan", "what a run or a study costs, before spending any"),
     "train": ("lerope.cli.train", "train a model of the ladder with any encoding"),
-    "compare": ("lerope.cli.compare", "whether encodings differ by more than noise, paired by seed and document"),
-    "multipliers": ("lerope.cli.multipliers", "how much compute an encoding saves, from runs or a table of losses"),
-    "eval": ("lerope.cli.eval", "loss and perplexity of a run over whole documents"),
-    "sweep": ("lerope.cli.sweep", "search the learning rate of a rung, for each encoding"),
+    "watch": ("lerope.cli.watch", "the report's page, live while runs train"),
+    "eval": ("lerope.cli.eval", "loss and perplexity of runs over whole documents"),
+    "compare": ("lerope.cli.compare", "whether encodings differ by more than noise"),
+    "multipliers": ("lerope.cli.multipliers", "how much compute an encoding saves"),
+    "needle": ("lerope.cli.needle", "whether runs find values hidden in long text"),
+    "extrapolate": ("lerope.cli.extrapolate", "loss beyond the train length, by every extension"),
+    "analyze": ("lerope.cli.analyze", "what a run learned: wavelengths, bands, gradients"),
+    "report": ("lerope.cli.report", "one page, every figure and every table"),
+    "sweep": ("lerope.cli.sweep", "search the learning rate of a rung"),
     "ladder": ("lerope.cli.ladder", "run a study: the paper's by name, or one of your own"),
-    "extrapolate": ("lerope.cli.extrapolate", "loss beyond the train length, for every way of stretching frequencies"),
-    "needle": ("lerope.cli.needle", "whether a run finds values hidden in long text"),
-    "analyze": ("lerope.cli.analyze", "what a run learned: wavelengths, contributions of bands, gradients"),
-    "report": ("lerope.cli.report", "everything runs have shown, as one page and as figures and tables"),
-    "watch": ("lerope.cli.watch", "the report's page on this machine, live while runs train"),
-    "export": ("lerope.cli.export", "write a run for transformers, vLLM, SGLang, mlx-lm, TensorRT-LLM or llama.cpp"),
+    "export": ("lerope.cli.export", "write a run for transformers and serving engines"),
     "verify": ("lerope.cli.verify", "whether engines compute what an exported model is"),
-    "demo": ("lerope.cli.demo", "the whole journey in minutes on a CPU"),
 }
 
 
