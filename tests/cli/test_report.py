@@ -114,3 +114,15 @@ def test_watch_serves_until_it_is_interrupted(runs):
         process.kill()
     assert process.returncode == 0
     assert errors == ""
+
+
+def test_a_damaged_run_alone_is_named(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text('{"identity": ')
+    with pytest.raises(SystemExit) as stop:
+        main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "out")])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert "run.json is damaged" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()

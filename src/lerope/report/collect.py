@@ -78,6 +78,8 @@ def collect(paths: Sequence[Path]) -> Bundle:
     notes: list[str] = []
     found = dict.fromkeys(found for path in paths for found in _find(path))
     whole = [files for files in (_read(path, notes) for path in found) if files is not None]
+    if not whole and notes:
+        raise ValueError(notes[0])
     if not whole:
         named = ", ".join(map(str, paths)) or "nothing"
         raise ValueError(f"{named} holds no run; name run directories or a folder of them.")
