@@ -22,7 +22,7 @@ UTILISATION = 0.4
 USABLE_MEMORY = 0.9
 """Share of a GPU's memory to plan with; the CUDA context, library workspaces and fragmentation take of the rest."""
 
-HEAD_CHUNK_LOGITS = 1 << 27
+HEAD_CHUNK_LOGITS = 1 << 28
 """Logits that exist at one time on a GPU."""
 
 _FLOAT32, _BF16 = 4, 2
@@ -160,7 +160,7 @@ def memory_per_gpu(
         # Gathered in float32: embedding and head, a block and the next one, and these two's gradients until reduced.
         copies += _FLOAT32 * (2 * head_weights + 4 * block_weights)
     # As the product writes them, as float32, and as float32 log-probabilities, which become the gradient in place.
-    logits = min(tokens * config.vocab_size, HEAD_CHUNK_LOGITS) * (size + 2 * _FLOAT32)
+    logits = min(tokens * config.vocab_size, HEAD_CHUNK_LOGITS) * size
     # The residual stream's gradient, and those before and after the activation, the widest of a block.
     flowing = tokens * (_FLOAT32 * config.width + 2 * size * config.mlp_width)
     return Memory(

@@ -5,37 +5,57 @@ Shapes: q, k, v and the result are (rows, length, heads, head_dim); document ids
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lerope.model import packed_attention
 from lerope.rotary.frequencies import check_choice
 
-Backend = Literal["sdpa", "flex"]
+Backend = Literal["sdpa", "flex", "varlen", "cudnn"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+
+# Tokens a side of the blocks that FlexAttention skips or computes.
+_BLOCK = 128
 
 
 class DocumentMask:
     """Which tokens may see which: earlier ones of the same document. Built once per forward pass, used by all layers.
 
     Args:
-        document_ids: (rows, length), equal where tokens belong to one document; None if every row is one document.
-        backend: `sdpa` works everywhere and writes out a dense mask; `flex` needs CUDA and skips masked blocks.
-            None chooses flex on CUDA and sdpa elsewhere.
+        document_ids: (rows, length), equal where tokens belong to one document, which lies in one piece; None if every
+            row is one document.
+        backend: how to attend.
+            `sdpa` works everywhere and writes out a dense mask.
+            `flex` needs CUDA and skips blocks of the mask that are empty: good for short documents.
+            `varlen` needs CUDA and 16 bits: FlashAttention over documents end to end.
+            `cudnn` needs CUDA and 16 bits: cuDNN's causal kernel on whole rows, and FlashAttention once more on those
+            rows that hold several documents: good where these are few.
+            None takes flex on CUDA and sdpa elsewhere; `lerope.model.fastest` measures.
+        device: where to attend; that of the ids unless given. Ids on the CPU for attention on a GPU save `varlen` and
+            `cudnn` from waiting for them.
     """
 
-    __slots__ = ("backend", "block", "dense")
+    __slots__ = ("backend", "block", "dense", "packed")
 
-    def __init__(self, document_ids: Tensor | None, backend: Backend | None = None):
-        on_cuda = document_ids is not None and document_ids.is_cuda
-        self.backend = backend or ("flex" if on_cuda else "sdpa")
+    def __init__(
+        self,
+        document_ids: Tensor | None,
+        backend: Backend | None = None,
+        device: torch.device | None = None,
+    ):
+        device = document_ids.device if document_ids is not None and device is None else device
+        on_cuda = device is not None and device.type == "cuda"
+        self.backend: Backend = backend or ("flex" if on_cuda and document_ids is not None else "sdpa")
         self.dense: Tensor | None = None
         self.block: Any = None
+        self.packed: packed_attention.Packed | None = None
         check_choice("backend", self.backend, Backend)
         if document_ids is None:
-            if self.backend == "flex":
-                raise ValueError("backend 'flex' needs document_ids; got None, leave the backend open.")
+            if self.backend != "sdpa":
+                raise ValueError(f"backend {self.backend!r} needs document_ids; got None, leave the backend open.")
             return
         if document_ids.ndim != 2 or document_ids.is_floating_point():
             raise ValueError(
@@ -43,31 +63,75 @@ class DocumentMask:
                 f"{tuple(document_ids.shape)}."
             )
         if self.backend == "sdpa":
+            document_ids = moved(document_ids, device)
             same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
             self.dense = same.tril_()
         elif not on_cuda:
-            raise ValueError(f"backend 'flex' needs a CUDA device; got document_ids on {document_ids.device}.")
+            raise ValueError(f"backend {self.backend!r} needs a CUDA device; got document_ids on {device}.")
+        elif self.backend == "flex":
+            self.block = _block_mask(moved(document_ids, device))
         else:
-            self.block = _block_mask(document_ids)
+            self.packed = packed_attention.Packed(document_ids.cpu(), device, self.backend == "cudnn")
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """softmax(q k / sqrt(head_dim)) v over the tokens each query may see."""
+        if self.packed is not None:
+            return self.packed.attend(q, k, v)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         if self.block is not None:
-            out: Tensor = _flex()(q, k, v, block_mask=self.block)
+            # What a measurement on an H200 found fastest; larger heads have no room for it.
+            small = q.element_size() == 2 and q.shape[-1] <= 64
+            options = {"BLOCK_M": 128, "BLOCK_N": 64} if small else None
+            out: Tensor = _flex()(q, k, v, block_mask=self.block, kernel_options=options)
         else:
             out = functional.scaled_dot_product_attention(q, k, v, self.dense, is_causal=self.dense is None)
         return out.transpose(1, 2)
 
 
+def obstacle(backend: Backend, device: torch.device, dtype: torch.dtype) -> str | None:
+    """What keeps a backend from running; None if nothing does."""
+    if backend == "sdpa":
+        return None
+    if device.type != "cuda":
+        return f"attention must be auto or sdpa on a {device.type.upper()}; got {backend!r}, which needs a CUDA device."
+    if backend in ("varlen", "cudnn") and dtype not in (torch.bfloat16, torch.float16):
+        return f"attention must be auto, sdpa or flex in float32; got {backend!r}, which needs 16 bits: train in bf16."
+    return None
+
+
+def moved(tensor: Tensor, device: torch.device | None) -> Tensor:
+    """A tensor on a device, without waiting for a GPU."""
+    if device is None or tensor.device == device:
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 def _block_mask(document_ids: Tensor) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
+    """FlexAttention's mask, from the least and the greatest id of each block: no look at pairs of tokens."""
+    from torch.nn.attention.flex_attention import BlockMask
 
     def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (document_ids[row, query] == document_ids[row, key])
 
     rows, length = document_ids.shape
-    return create_block_mask(visible, rows, None, length, length, device=str(document_ids.device))
+    num_blocks = -(-length // _BLOCK)
+    last = document_ids[:, -1:].expand(-1, num_blocks * _BLOCK - length)
+    blocks = torch.cat((document_ids, last), 1).view(rows, num_blocks, _BLOCK)
+    least, greatest = blocks.amin(-1), blocks.amax(-1)
+    (low_q, low_k), (high_q, high_k) = ((t[:, :, None], t[:, None, :]) for t in (least, greatest))
+    some = ((low_q <= high_k) & (low_k <= high_q)).tril()
+    # A block of one document sees all of another such block before it.
+    every = ((low_q == high_k) & (low_k == high_q) & (low_q == low_k)).tril(-1)
+    (part_count, part), (full_count, full) = (_listed(t[:, None]) for t in (some & ~every, every))
+    return BlockMask.from_kv_blocks(
+        part_count, part, full_count, full, BLOCK_SIZE=_BLOCK, mask_mod=visible, seq_lengths=(length, length)
+    )
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks each row of a mask has, and which, those first."""
+    which = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32), which.to(torch.int32)
 
 
 @cache

@@ -1,6 +1,6 @@
 """Head and cross-entropy together, some tokens at a time: all logits never exist at once.
 
-loss = sum over counted tokens of logsumexp(W h) - (W h)[target]
+loss = sum over counted tokens of logsumexp(W h) - (W h)[target] + z_weight logsumexp(W h)^2
 """
 
 from collections.abc import Callable
@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lerope.rotary.kernels import obstacle
+
 # Logits in one chunk. Few enough to pass through the caches of a CPU, or to stay small next to a GPU's memory; enough
 # to keep the matrix products efficient.
-_CHUNK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 27}
+_CHUNK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 28}
 
 
 class Head(nn.Linear):
@@ -21,20 +23,24 @@ class Head(nn.Linear):
     def __init__(self, width: int, vocab_size: int) -> None:
         super().__init__(width, vocab_size, bias=False)
 
-    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """x (..., width) -> logits (..., vocab_size), or a float64 scalar; negative targets do not count."""
+    def forward(self, x: Tensor, targets: Tensor | None = None, z_weight: float = 0.0) -> Tensor:
+        """x (..., width) -> logits (..., vocab_size), or a float64 scalar; negative targets do not count.
+
+        Args:
+            z_weight: adds this times the squared logsumexp to each loss, which keeps logits from drifting (z-loss).
+        """
         if targets is None:
             return super().forward(x)
         # A function of one's own is told that a parameter wants a gradient even where none is computed.
         weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
-        return _summed_loss(x.flatten(0, -2), weight, targets.flatten())
+        return _summed_loss(x.flatten(0, -2), weight, targets.flatten(), z_weight)
 
     @torch.no_grad()
     def token_losses(self, x: Tensor, targets: Tensor) -> Tensor:
         """The loss of each token in the shape of targets, float32; 0 where a target is negative. No gradient."""
         chunks = _chunks(x.flatten(0, -2), self.weight, targets.flatten())
         with torch.autocast(x.device.type, enabled=False):
-            parts = [-_picked(_log_probabilities(h, w), target) for h, w, target in chunks]
+            parts = [_losses_(h @ w.t(), target, 0.0, gradient=False)[0] for h, w, target in chunks]
         return torch.cat(parts).view(targets.shape)
 
 
@@ -42,8 +48,8 @@ class _SummedLoss(torch.autograd.Function):
     """Computes the gradients in the forward pass, while each chunk's probabilities are at hand."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        needs_x, needs_weight, _ = ctx.needs_input_grad
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, z_weight: float) -> Tensor:
+        needs_x, needs_weight, *_ = ctx.needs_input_grad
         grad_x = torch.empty_like(x) if needs_x else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
         total = torch.zeros((), dtype=torch.float64, device=x.device)
@@ -51,24 +57,20 @@ class _SummedLoss(torch.autograd.Function):
         chunks = _chunks(x, weight, targets)
         with torch.autocast(x.device.type, enabled=False):
             for h, w, target in chunks:
-                scores = _log_probabilities(h, w)
-                total -= _picked(scores, target).sum(dtype=torch.float64)
-                if needs_x or needs_weight:
-                    one = scores.new_full((len(h), 1), -1.0)
-                    scores = scores.exp_().scatter_add_(1, target.clamp(min=0)[:, None], one).to(h.dtype)
-                    counted = (target >= 0).to(h.dtype)[:, None]
-                    if grad_x is not None:
-                        grad_x[start : start + len(h)] = (scores @ w).mul_(counted)
-                    if grad_weight is not None:
-                        _add_product(grad_weight, scores.t(), h * counted)
+                losses, slopes = _losses_(h @ w.t(), target, z_weight, needs_x or needs_weight)
+                total += losses.sum(dtype=torch.float64)
+                if grad_x is not None:
+                    grad_x[start : start + len(h)] = slopes @ w
+                if grad_weight is not None:
+                    _add_product(grad_weight, slopes.t(), h)
                 start += len(h)
         ctx.save_for_backward(grad_x, grad_weight)
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         grad_x, grad_weight = (None if saved is None else saved * grad for saved in ctx.saved_tensors)
-        return grad_x, grad_weight, None
+        return grad_x, grad_weight, None, None
 
 
 _summed_loss: Callable[..., Tensor] = _SummedLoss.apply
@@ -84,20 +86,34 @@ def _chunks(x: Tensor, weight: Tensor, targets: Tensor) -> list[tuple[Tensor, Te
     return [(h, weight, target) for h, target in parts]
 
 
-def _log_probabilities(h: Tensor, weight: Tensor) -> Tensor:
-    logits = h @ weight.t()
-    return functional.log_softmax(logits, dim=-1, dtype=torch.promote_types(h.dtype, torch.float32))
+def _losses_(logits: Tensor, targets: Tensor, z_weight: float, gradient: bool) -> tuple[Tensor, Tensor]:
+    """Each row's loss in float32 or wider, and the gradient of their sum by the logits, which are used up."""
+    if obstacle("auto", logits, frequencies=logits.new_empty(0, dtype=torch.float32)) is None:
+        from lerope.model.triton_loss import cross_entropy_
 
-
-def _picked(log_probabilities: Tensor, targets: Tensor) -> Tensor:
-    """The target's log probability, 0 where the target does not count."""
-    values = log_probabilities.gather(1, targets.clamp(min=0)[:, None])[:, 0]
-    return values.masked_fill(targets < 0, 0.0)
+        return cross_entropy_(logits, targets, z_weight, gradient), logits
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    scores = functional.log_softmax(logits, dim=-1, dtype=wide)
+    counted = targets >= 0
+    losses = -scores.gather(1, targets.clamp(min=0)[:, None])[:, 0]
+    logsumexp = (logits[:, 0].to(wide) - scores[:, 0]) if z_weight else None
+    if logsumexp is not None:
+        losses = losses + z_weight * logsumexp.square()
+    losses = losses.masked_fill(~counted, 0.0)
+    if not gradient:
+        return losses, scores
+    scores.exp_()
+    if logsumexp is not None:
+        scores *= (1.0 + 2.0 * z_weight * logsumexp)[:, None]
+    scores.scatter_add_(1, targets.clamp(min=0)[:, None], scores.new_full((len(scores), 1), -1.0))
+    return losses, scores.mul_(counted[:, None]).to(logits.dtype)
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """total += a b, in the dtype of total."""
     if a.dtype == total.dtype:
         total.addmm_(a, b)
+    elif total.is_cuda:
+        torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, out=total)
     else:
         total += a @ b

@@ -32,7 +32,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rotation: Rotation, mask: DocumentMask) -> Tensor:
         """x (rows, length, width) -> the same shape."""
         q, k, v = self.qkv(x).unflatten(-1, self.split).unbind(-3)
-        q, k = (t.to(v.dtype) for t in rotation(self.q_norm(q), self.k_norm(k)))
+        q, k = (t.to(v.dtype) for t in rotation.after_norm(q, k, self.q_norm, self.k_norm))
         out: Tensor = self.out(mask.attend(q, k, v).flatten(-2))
         return out
 
@@ -86,12 +86,14 @@ class Transformer(nn.Module):
         self.head = Head(config.width, config.vocab_size)
         self.recompute = False
         """Activation checkpointing: keep only the inputs of blocks for the backward pass and compute the rest again."""
+        self.z_weight = 0.0
+        """Times the squared logsumexp of a token's logits, what its loss in training has on top."""
 
     def forward(
         self,
         tokens: Tensor,
         positions: Tensor | None = None,
-        document_ids: Tensor | None = None,
+        document_ids: Tensor | DocumentMask | None = None,
         targets: Tensor | None = None,
         centres: Tensor | None = None,
         backend: Backend | None = None,
@@ -100,21 +102,26 @@ class Transformer(nn.Module):
 
         Args:
             tokens: (rows, length).
-            positions: (rows, length), starting at 0 in every document; counted along the row unless given.
-            document_ids: (rows, length), equal where tokens share a document; one document per row unless given.
+            positions: (rows, length), starting at 0 in every document and so less than the length; counted along the
+                row unless given.
+            document_ids: (rows, length), equal where tokens share a document, or a mask made of them beforehand; one
+                document per row unless given.
             targets: (rows, length), the next tokens; negative ones do not count.
             centres: (rows, length), the middle position of each token's document: less rounding noise in the gradient
                 of the frequencies.
             backend: how to attend; see DocumentMask.
         """
-        out: Tensor = self.head(self.hidden(tokens, positions, document_ids, centres, backend), targets)
+        hidden = self.hidden(tokens, positions, document_ids, centres, backend)
+        # Only training pays for large logits; a validation loss is the cross-entropy alone.
+        z_weight = self.z_weight if torch.is_grad_enabled() else 0.0
+        out: Tensor = self.head(hidden, targets, z_weight)
         return out
 
     def hidden(
         self,
         tokens: Tensor,
         positions: Tensor | None = None,
-        document_ids: Tensor | None = None,
+        document_ids: Tensor | DocumentMask | None = None,
         centres: Tensor | None = None,
         backend: Backend | None = None,
         rotations: Sequence[Rotation] | None = None,
@@ -126,11 +133,12 @@ class Transformer(nn.Module):
         """
         if tokens.ndim != 2:
             raise ValueError(f"tokens must have shape (rows, length); got {tuple(tokens.shape)}.")
-        mask = DocumentMask(document_ids, backend)
+        mask = document_ids if isinstance(document_ids, DocumentMask) else DocumentMask(document_ids, backend)
         if rotations is None:
+            length = tokens.shape[1]
             if positions is None:
-                positions = torch.arange(tokens.shape[1], device=tokens.device)
-            rotations = self._rotations(positions, 0 if centres is None else centres)
+                positions = torch.arange(length, device=tokens.device)
+            rotations = self._rotations(positions, 0 if centres is None else centres, length)
         x = self.embedding(tokens)
         for block, rotation in zip(self.blocks, rotations, strict=True):
             if self.recompute and torch.is_grad_enabled():
@@ -140,9 +148,9 @@ class Transformer(nn.Module):
         out: Tensor = self.norm(x)
         return out
 
-    def _rotations(self, positions: Tensor, origin: Tensor | int) -> list[Rotation]:
+    def _rotations(self, positions: Tensor, origin: Tensor | int, length: int) -> list[Rotation]:
         """One rotation for all layers, or one each where layers have frequencies of their own."""
         num_layers = self.config.num_layers
         if self.encoding.num_layers is None:
-            return [self.encoding.rotation(positions, origin=origin)] * num_layers
-        return [self.encoding.rotation(positions, layer, origin) for layer in range(num_layers)]
+            return [self.encoding.rotation(positions, None, origin, length)] * num_layers
+        return [self.encoding.rotation(positions, layer, origin, length) for layer in range(num_layers)]

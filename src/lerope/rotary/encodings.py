@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lerope.rotary import frequencies as fq
 from lerope.rotary.artifact import Frequencies, check_shape, log_scales
+from lerope.rotary.kernels import Kernel
 from lerope.rotary.rotate import Rotation, as_positions, check_heads
 
 
@@ -33,6 +34,8 @@ class Encoding(nn.Module):
     parametrization: fq.Parametrization | None = None
     sharing: fq.Sharing = "shared"
     num_layers: int | None = None
+    kernel: Kernel = "auto"
+    """What rotates: the fused Triton kernel where it can run (auto), that or an error (triton), or plain torch."""
 
     def __init__(
         self, head_dim: int, theta: Tensor, *, rotary_dim: int | None = None, layout: fq.Layout = "half"
@@ -66,12 +69,15 @@ class Encoding(nn.Module):
         """Tokens per full turn; infinite for bands that do not turn."""
         return fq.wavelengths(self.frequencies(layer))
 
-    def rotation(self, positions: Tensor, layer: int | None = None, origin: Tensor | int = 0) -> Rotation:
+    def rotation(
+        self, positions: Tensor, layer: int | None = None, origin: Tensor | int = 0, length: int | None = None
+    ) -> Rotation:
         """The rotation for these positions, to be built once per forward pass and called by every layer.
 
-        `origin` lowers the rounding noise of the frequency gradient; see Rotation.
+        `origin` lowers the rounding noise of the frequency gradient, `length` the memory of the tables; see Rotation.
         """
-        return Rotation(positions, self.frequencies(layer), self.layout, self.head_dim, origin)
+        frequencies = self.frequencies(layer)
+        return Rotation(positions, frequencies, self.layout, self.head_dim, origin, length, self.kernel)
 
     def forward(
         self, q: Tensor | None, k: Tensor | None, positions: Tensor | int, layer: int | None = None

@@ -11,14 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lerope.rotary.frequencies import Layout, check_choice, check_frequencies, check_rotary_dim
+from lerope.rotary.frequencies import Layout, check_choice, check_count, check_frequencies, check_rotary_dim
+from lerope.rotary.kernels import Choice, Kernel, choose, obstacle
 
 # Elements the CPU works on at a time: the temporaries of one tile then stay in its cache.
 _TILE_ELEMENTS = 1 << 19
 
 
 def rotate(
-    x: Tensor, positions: Tensor | int, frequencies: Tensor, layout: Layout = "half", rotary_dim: int | None = None
+    x: Tensor,
+    positions: Tensor | int,
+    frequencies: Tensor,
+    layout: Layout = "half",
+    rotary_dim: int | None = None,
+    kernel: Kernel = "auto",
 ) -> Tensor:
     """Turns band m of every head of `x` by positions * frequencies[m].
 
@@ -30,11 +36,12 @@ def rotate(
         layout: which dimensions make band m: m and m + rotary_dim / 2 (half), or 2m and 2m + 1 (interleaved).
         rotary_dim: turn only the first `rotary_dim` dimensions of each head. This is the prefix-partial rotary of
             GPT-NeoX and Phi; p-RoPE instead spans the whole head and gives slow bands frequency zero.
+        kernel: the fused Triton kernel where it can run (auto), that kernel or an error (triton), or plain torch.
     """
     # On a GPU a look at the values would stop the queue, in a compiled graph it would break the graph.
     look = getattr(frequencies, "device", None) == torch.device("cpu") and not torch.compiler.is_compiling()
     check_frequencies(frequencies, look)
-    return _rotation(x, positions, frequencies, layout, rotary_dim).turn(x)
+    return _rotation(x, positions, frequencies, layout, rotary_dim, kernel).turn(x)
 
 
 def rerotate(
@@ -48,7 +55,7 @@ def rerotate(
     old, new = check_frequencies(old).detach(), check_frequencies(new).detach()
     if old.shape[-1] != new.shape[-1]:
         raise ValueError(f"old and new must have one number of bands; got {old.shape[-1]} and {new.shape[-1]}.")
-    rotation = _rotation(k, positions, new, layout, rotary_dim)
+    rotation = _rotation(k, positions, new, layout, rotary_dim, "reference")
     positions = as_positions(positions, k)
     phases = _phases(positions, new).double() - _phases(positions, old).double()
     rotation.cos, rotation.sin = phases.cos().to(new.dtype), phases.sin().to(new.dtype)
@@ -82,7 +89,7 @@ class Rotation:
     mixed-precision dtype, which would ruin the tables without a word.
     """
 
-    __slots__ = ("cos", "frequencies", "head_dim", "layout", "offsets", "sin")
+    __slots__ = ("cos", "frequencies", "head_dim", "index", "kernel", "layout", "offsets", "sin")
 
     def __init__(
         self,
@@ -91,14 +98,22 @@ class Rotation:
         layout: Layout = "half",
         head_dim: int | None = None,
         origin: Tensor | int = 0,
+        length: int | None = None,
+        kernel: Kernel = "auto",
     ):
-        """Builds the tables; `head_dim` is given where more dimensions than the 2 * bands that turn make a head.
+        """Builds the tables.
 
-        `origin` is subtracted from the positions where the gradient of the frequencies is summed, and only there.
-        Attention depends on differences of positions alone, so any origin per document gives the same gradient, and
-        the document's centre gives it with the least rounding noise.
+        Args:
+            head_dim: given where more dimensions than the 2 * bands that turn make a head.
+            origin: subtracted from the positions where the gradient of the frequencies is summed, and only there.
+                Attention depends on differences of positions alone, so any origin per document gives the same
+                gradient, and the document's centre gives it with the least rounding noise.
+            length: a promise that positions lie in [0, length). The fused kernel then reads one small table however
+                many tokens there are, and gives NaN where the promise is broken.
+            kernel: the fused Triton kernel where it can run (auto), that kernel or an error (triton), or plain torch.
         """
         check_choice("layout", layout, Layout)
+        check_choice("kernel", kernel, Kernel)
         self.frequencies = check_frequencies(frequencies, look=False)
         if check_positions(positions).ndim == 0:
             raise ValueError("positions must have a length dimension here; got a single integer, pass a range of them.")
@@ -107,29 +122,105 @@ class Rotation:
                 f"positions must be on {frequencies.device}, where the frequencies are; got {positions.device}, move "
                 "the encoding to the model's device."
             )
-        self.layout = layout
+        self.layout, self.kernel = layout, kernel
         self.head_dim = 2 * frequencies.shape[-1] if head_dim is None else head_dim
         self.offsets = (positions.long() - origin).to(frequencies.dtype)[..., None, None]
+        self.index: Tensor | None = None
+        if length is not None:
+            check_count("length", length)
+            fuses = kernel != "reference" and obstacle(kernel, frequencies=frequencies) is None
+            if fuses and positions.ndim > 1 and frequencies.ndim <= 2:
+                self.index = positions.to(torch.int32).contiguous()
+                positions = torch.arange(length, device=positions.device)
         phases = _phases(positions, frequencies).detach()
         self.cos, self.sin = phases.cos(), phases.sin()
 
     def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Turns queries and keys."""
+        if q.shape[:-2] == k.shape[:-2] and q.dtype == k.dtype and self.choice(q, k).kernel == "triton":
+            self._check("q", q)
+            self._check("k", k)
+            return self._fused(q, k)
         return self.turn(q, "q"), self.turn(k, "k")
+
+    def after_norm(self, q: Tensor, k: Tensor, q_norm: nn.RMSNorm, k_norm: nn.RMSNorm) -> tuple[Tensor, Tensor]:
+        """Turns q_norm(q) and k_norm(k), both norms over the dimensions of a head; in one kernel where that can run.
+
+        The fused result has q's dtype and is rounded once, at the end.
+        """
+        gains, eps = (q_norm.weight, k_norm.weight), q_norm.eps
+        fits = eps is not None and eps == k_norm.eps and all(g is not None and g.shape == q.shape[-1:] for g in gains)
+        same = q.shape[:-2] == k.shape[:-2] and q.dtype == k.dtype
+        if type(self) is Rotation and fits and same and self.choice(q, k, *gains).kernel == "triton":
+            self._check("q", q)
+            self._check("k", k)
+            return self._fused(q, k, *gains, eps)
+        return self(q_norm(q), k_norm(k))
 
     def turn(self, x: Tensor, name: str = "x") -> Tensor:
         """Turns one tensor of shape (..., length, heads, head_dim)."""
         self._check(name, x)
-        half, num_sets = self.layout == "half", self.cos.shape[-2]
+        if self.choice(x).kernel == "triton":
+            return self._fused(x, None)[0]
+        frequencies, cos, sin, offsets = self.frequencies, self.cos, self.sin, self.offsets
+        if self.index is not None:
+            cos, sin = cos[self.index], sin[self.index]
+        half, num_sets = self.layout == "half", cos.shape[-2]
         if num_sets == 1 or num_sets == x.shape[-2]:
-            return _apply(x, self.frequencies, self.cos, self.sin, self.offsets, half, -3)
+            return _apply(x, frequencies, cos, sin, offsets, half, -3)
         # Grouped queries: the heads of a group turn like the key head they read.
-        tables = (t.unsqueeze(-2) for t in (self.frequencies, self.cos, self.sin, self.offsets))
+        tables = (t.unsqueeze(-2) for t in (frequencies, cos, sin, offsets))
         return _apply(x.unflatten(-2, (num_sets, -1)), *tables, half, -4).flatten(-3, -2)
+
+    def choice(self, *tensors: Tensor) -> Choice:
+        """Which kernel turns these tensors, and why; raises where one asked for by name cannot."""
+        chosen = choose(self.kernel, *tensors, frequencies=self.frequencies)
+        if chosen.kernel == "triton" and self.index is None and not self._lies_along(tensors[0]):
+            if self.kernel == "triton":
+                raise ValueError(
+                    "kernel 'triton' cannot run here, because positions are spread over tokens in between; give every "
+                    "token its position, or leave the kernel at 'auto'."
+                )
+            return Choice("reference", "positions are spread over tokens in between")
+        return chosen
+
+    def _lies_along(self, x: Tensor) -> bool:
+        """Whether the tables, repeated end to end, give each token of x its own."""
+        lead = self._lead()
+        return lead == tuple(x.shape[:-2])[x.ndim - 2 - len(lead) :]
+
+    def _lead(self) -> tuple[int, ...]:
+        """What the positions' shape was, without ones in front."""
+        lead = tuple(self.cos.shape[:-2] if self.index is None else self.index.shape)
+        while len(lead) > 1 and lead[0] == 1:
+            lead = lead[1:]
+        return lead
+
+    def _fused(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        q_gain: Tensor | None = None,
+        k_gain: Tensor | None = None,
+        eps: float = 0.0,
+    ) -> tuple[Tensor, Tensor]:
+        from lerope.rotary.triton_rotary import rotary
+
+        index = self.index
+        if index is not None:
+            index = index.expand(q.shape[:-2]).contiguous()
+        shape = (-1, *self.cos.shape[-2:])
+        out: tuple[Tensor, Tensor] = rotary(
+            q, k, self.frequencies, self.cos.reshape(shape), self.sin.reshape(shape), index, self.offsets.flatten(),
+            self.layout == "half", q_gain, k_gain, eps,
+        )  # fmt: skip
+        return out
 
     def _check(self, name: str, x: Tensor) -> None:
         check_heads(name, x, self.head_dim)
         *lead, num_sets, _ = self.cos.shape
+        if self.index is not None:
+            lead = list(self.index.shape)
         if x.shape[-2] % num_sets:
             raise ValueError(
                 f"{name} must have a multiple of {num_sets} heads, because that many key heads have frequencies of "
@@ -173,7 +264,7 @@ def check_heads(name: str, x: object, head_dim: int | None = None) -> Tensor:
 
 
 def _rotation(
-    x: Tensor, positions: Tensor | int, frequencies: Tensor, layout: Layout, rotary_dim: int | None
+    x: Tensor, positions: Tensor | int, frequencies: Tensor, layout: Layout, rotary_dim: int | None, kernel: Kernel
 ) -> Rotation:
     rotary_dim = check_rotary_dim(check_heads("x", x).shape[-1], rotary_dim)
     if 2 * frequencies.shape[-1] != rotary_dim:
@@ -181,7 +272,7 @@ def _rotation(
             f"frequencies must have {rotary_dim // 2} bands to turn {rotary_dim} dimensions of each head; "
             f"got {frequencies.shape[-1]}. To turn the first dimensions alone, pass rotary_dim."
         )
-    return Rotation(as_positions(positions, x), frequencies, layout, x.shape[-1])
+    return Rotation(as_positions(positions, x), frequencies, layout, x.shape[-1], kernel=kernel)
 
 
 def _phases(positions: Tensor, frequencies: Tensor) -> Tensor:

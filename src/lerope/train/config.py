@@ -9,10 +9,11 @@ import torch
 from lerope.model.accounting import Parallel, Precision, plan
 from lerope.model.config import ModelConfig, rung
 from lerope.rotary.frequencies import check_choice, check_count, check_number
+from lerope.rotary.kernels import Kernel
 from lerope.train.schedule import Schedule
 
 Compile = Literal["auto", "yes", "no"]
-Attention = Literal["auto", "sdpa", "flex"]
+Attention = Literal["auto", "sdpa", "flex", "varlen", "cudnn"]
 Tracker = Literal["tensorboard", "wandb", "trackio"]
 
 # The paper's learning rates, 2^(-index / 2). Below its ladder the index falls with 1 / parameters, as the paper's own
@@ -46,6 +47,8 @@ class Recipe:
     precision: Precision
     validation_tokens: int
     """Validation reads whole documents up to the one that reaches this many tokens."""
+    z_loss: float = 0.0
+    """Times the squared logsumexp of a token's logits, what training adds to its loss."""
 
     def __post_init__(self) -> None:
         counts = ("row_length", "batch_tokens", "steps", "validation_tokens")
@@ -61,6 +64,8 @@ class Recipe:
                 f"weight_decay must be from 0 to below steps = {self.steps:,}, or a step would turn weights around; "
                 f"got {self.weight_decay!r}."
             )
+        if check_number("z_loss", self.z_loss) < 0:
+            raise ValueError(f"z_loss must be 0 or more; got {self.z_loss!r}.")
         if len(self.betas) != 2 or not all(0 <= check_number("betas", beta) < 1 for beta in self.betas):
             raise ValueError(f"betas must be two numbers from 0 to below 1; got {self.betas!r}.")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 63:
@@ -159,7 +164,9 @@ class Setup:
     compile: Compile = "auto"
     """Whether to compile each block with torch.compile; auto does on CUDA."""
     attention: Attention = "auto"
-    """How to attend; auto takes the fastest that can run."""
+    """How to attend; auto takes the fastest, by a measurement that is remembered for this GPU and shape."""
+    kernel: Kernel = "auto"
+    """What rotates: the fused Triton kernel where it can run (auto), that kernel or an error, or the reference."""
     checkpoint_steps: int = 1000
     """Steps between checkpoints."""
     keep_checkpoints: int = 2
@@ -176,7 +183,8 @@ class Setup:
             check_count(field, getattr(self, field))
         if self.micro_batch_rows is not None:
             check_count("micro_batch_rows", self.micro_batch_rows)
-        for field, choices in (("parallel", Parallel), ("compile", Compile), ("attention", Attention)):
+        choices_of = {"parallel": Parallel, "compile": Compile, "attention": Attention, "kernel": Kernel}
+        for field, choices in choices_of.items():
             check_choice(field, getattr(self, field), choices)
         for tracker in self.trackers:
             check_choice("trackers", tracker, Tracker)

@@ -15,7 +15,7 @@ from lerope.data.display import Display
 from lerope.data.loader import Loader
 from lerope.data.shards import Corpus
 from lerope.data.signals import Signals
-from lerope.model import accounting, gpus
+from lerope.model import accounting, attention, gpus
 from lerope.model.saved import save_model
 from lerope.model.spec import build_encoding
 from lerope.results import Training
@@ -60,8 +60,11 @@ def train(recipe: Recipe, data: str | os.PathLike[str], out: Path | None = None,
     ranks.first(lambda: check_corpus(data, recipe))
 
     def open_all() -> tuple[Corpus, Encoding, Loader, int]:
-        if setup.attention == "flex" and ranks.device.type == "cpu":
-            raise ValueError("attention must be auto or sdpa on a CPU; got 'flex', which needs a CUDA device.")
+        if setup.attention != "auto":
+            dtype = torch.float32 if recipe.precision == "float32" else torch.bfloat16
+            problem = attention.obstacle(setup.attention, ranks.device, dtype)
+            if problem is not None:
+                raise ValueError(problem)
         corpus = Corpus(data, verify="sizes")
         rows = (recipe.row_length, recipe.batch_rows)
         loader = Loader(corpus.train, *rows, recipe.seed, ranks.rank, ranks.num_ranks)
@@ -92,6 +95,7 @@ def train(recipe: Recipe, data: str | os.PathLike[str], out: Path | None = None,
         peak = gpus.peak_flops(torch.cuda.get_device_name()) if ranks.device.type == "cuda" else None
         trainer = Trainer(recipe, setup, corpus, loader, encoding, run, ranks, micro_batch_rows, peak)
         _say(ranks, describe(recipe, corpus, ranks, micro_batch_rows, setup))
+        _say(ranks, f"kernels  rotary {trainer.rotary}, attention {trainer.attention}")
         return _carry_out(trainer, recipe, run, ranks)
 
 

@@ -14,7 +14,10 @@ from lerope.data.loader import Batch, Loader, assemble, validation_batches
 from lerope.data.shards import Corpus
 from lerope.data.signals import Signals
 from lerope.model.accounting import flops_per_token
+from lerope.model.attention import Backend, DocumentMask
+from lerope.model.fastest import fastest
 from lerope.rotary.encodings import Encoding
+from lerope.rotary.kernels import choose
 from lerope.rotary.optim import check_gradients, clip_grad_norm_, frequency_parameters, param_groups
 from lerope.runs import METRICS, read_records
 from lerope.train import checkpoint
@@ -83,9 +86,13 @@ class Trainer:
         """
         self.recipe, self.setup, self.corpus, self.loader = recipe, setup, corpus, loader
         self.run, self.ranks, self.micro_batch_rows, self.peak_flops = run, ranks, micro_batch_rows, peak_flops
-        self._backend = None if setup.attention == "auto" else setup.attention
+        encoding.kernel = setup.kernel
+        self.rotary = choose(setup.kernel, frequencies=encoding.theta.to(ranks.device))
+        self.attention = ranks.first(self._attention)
         self.replica = build(recipe.model, encoding, recipe.seed, setup, ranks)
         self.model = self.replica.model
+        self.model.z_weight = recipe.z_loss
+        self._copies = torch.cuda.Stream(ranks.device) if ranks.device.type == "cuda" else None
         self.learns = bool(frequency_parameters(self.model))
         rates = (recipe.learning_rate, recipe.torch_weight_decay, recipe.frequency_learning_rate)
         groups = [{**group, "peak": group["lr"]} for group in param_groups(self.model, *rates)]
@@ -163,10 +170,11 @@ class Trainer:
             group["lr"] = group["peak"] * gamma
         self.optimizer.zero_grad(set_to_none=True)
         sums = torch.zeros(2, dtype=torch.float64, device=ranks.device)
+        inputs = self._moved(batch)
         starts = range(0, len(batch.tokens), self.micro_batch_rows)
         for first in starts:
             with self.replica.sync(first == starts[-1]):
-                loss = self._loss(_part(batch, first, self.micro_batch_rows))
+                loss = self._loss(inputs, batch, slice(first, first + self.micro_batch_rows))
                 # Ranks' gradients are averaged, so that this gives the mean over all targets of the batch.
                 (loss * (ranks.num_ranks / max(num_targets, 1))).backward()
             sums[0] += loss.detach()
@@ -181,19 +189,38 @@ class Trainer:
             numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
         return Started(step + 1, numbers, Moment(ranks.device), num_targets, recipe.learning_rate * gamma, wait_s)
 
-    def _loss(self, batch: Batch) -> Tensor:
-        """The sum of a batch's losses."""
-        fields = ("tokens", "targets", "positions", "document_ids", "centres")
-        inputs = {field: self._on_device(getattr(batch, field)) for field in fields}
-        with self._autocast():
-            loss: Tensor = self.replica.module(**inputs, backend=self._backend)
-        return loss
+    def _attention(self) -> Backend:
+        """How to attend: as asked, or the fastest for documents that lie as in the first micro-batch."""
+        setup, recipe, device = self.setup, self.recipe, self.ranks.device
+        if setup.attention != "auto":
+            return setup.attention
+        batch, _ = self.loader.load(0)
+        ids = torch.from_numpy(batch.document_ids[: self.micro_batch_rows])
+        dtype = torch.float32 if recipe.precision == "float32" else torch.bfloat16
+        return fastest(ids, recipe.model.num_heads, recipe.model.head_dim, dtype, device)
 
-    def _on_device(self, array: Any) -> Tensor:
-        tensor = torch.from_numpy(array)
-        if self.ranks.device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self.ranks.device, non_blocking=True)
+    def _moved(self, batch: Batch) -> dict[str, Tensor]:
+        """What the model reads of a batch, on its device; a GPU copies while it still works on the step before."""
+        arrays = {field: getattr(batch, field) for field in ("tokens", "targets", "positions", "centres")}
+        if self._copies is None:
+            return {field: torch.from_numpy(array) for field, array in arrays.items()}
+        host = torch.stack([torch.from_numpy(array) for array in arrays.values()]).pin_memory()
+        now = torch.cuda.current_stream(self.ranks.device)
+        with torch.cuda.stream(self._copies):
+            copied = host.to(self.ranks.device, non_blocking=True)
+        now.wait_stream(self._copies)
+        copied.record_stream(now)
+        return dict(zip(arrays, copied.unbind(), strict=True))
+
+    def _loss(self, inputs: dict[str, Tensor], batch: Batch, rows: slice) -> Tensor:
+        """The sum of the losses of some rows of a batch."""
+        ids = torch.from_numpy(batch.document_ids[rows])
+        mask = DocumentMask(ids, self.attention, self.ranks.device)
+        with self._autocast():
+            loss: Tensor = self.replica.module(
+                **{field: tensor[rows] for field, tensor in inputs.items()}, document_ids=mask
+            )
+        return loss
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.recipe.precision == "float32":
@@ -252,7 +279,7 @@ class Trainer:
         sums = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
         for rows in self.validation:
             batch = assemble(self.corpus.validation, rows, self.recipe.row_length)
-            sums[0] += self._loss(batch)
+            sums[0] += self._loss(self._moved(batch), batch, slice(None))
             sums[1] += batch.num_targets
         total, count = self.ranks.sum(sums).tolist()
         if self.records is not None:
@@ -268,14 +295,6 @@ class Trainer:
         state = checkpoint.training_state(self.model, self.optimizer)
         checkpoint.save(self.run.checkpoints, step, state, self.ranks, self.setup.keep_checkpoints)
         self._clock = Moment(self.ranks.device)
-
-
-def _part(batch: Batch, first: int, count: int) -> Batch:
-    """Rows first to first + count."""
-    here = slice(first, first + count)
-    return Batch(
-        batch.tokens[here], batch.targets[here], batch.positions[here], batch.document_ids[here], batch.centres[here]
-    )
 
 
 def last_validation_loss(run: RunDirectory) -> float | None:

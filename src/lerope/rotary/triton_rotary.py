@@ -1,0 +1,459 @@
+"""Rotary, and RMS norm + rotary, as Triton kernels at the speed of memory, with the gradient of the frequencies.
+
+What makes them fast: cos and sin come from a small float32 table that stays in the GPU's cache; a program takes all
+heads of a token, so that each table row is read once; the backward pass reads only what it would read for fixed
+frequencies and a norm, keeps its sums in registers, and adds up the few sums of all programs in a second, fixed order.
+
+One operator, `torch.ops.lerope.rotary`, for queries and keys in one launch. Its float64 check is `rotate.py`'s formula.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Programs that share the tokens of a backward pass; fixed, so that sums are the same on every device.
+_BACKWARD_PROGRAMS = 1024
+# Elements of a token that one program takes at most; more heads go to further programs.
+_MAX_ELEMENTS = 8192
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@triton.jit
+def _pair(start, inside, BANDS: tl.constexpr, PADDED: tl.constexpr, HALF: tl.constexpr):
+    """Both coordinates of every band, float32, from pointers (tokens, heads, 1) to the heads' first dimensions."""
+    band = tl.arange(0, PADDED)[None, None, :]
+    if HALF:
+        keep = inside & (band < BANDS)
+        a = tl.load(start + band, mask=keep, other=0.0).to(tl.float32)
+        b = tl.load(start + BANDS + band, mask=keep, other=0.0).to(tl.float32)
+    else:
+        each = tl.arange(0, 2 * PADDED)[None, None, :]
+        both = tl.load(start + each, mask=inside & (each < 2 * BANDS), other=0.0).to(tl.float32)
+        a, b = tl.split(both.reshape(both.shape[0], both.shape[1], PADDED, 2))
+    return a, b
+
+
+@triton.jit
+def _put_pair(start, a, b, inside, BANDS: tl.constexpr, PADDED: tl.constexpr, HALF: tl.constexpr):
+    """The inverse of `_pair`."""
+    band = tl.arange(0, PADDED)[None, None, :]
+    if HALF:
+        keep = inside & (band < BANDS)
+        tl.store(start + band, a.to(start.dtype.element_ty), mask=keep)
+        tl.store(start + BANDS + band, b.to(start.dtype.element_ty), mask=keep)
+    else:
+        each = tl.arange(0, 2 * PADDED)[None, None, :]
+        both = tl.join(a, b).reshape(a.shape[0], a.shape[1], 2 * PADDED)
+        tl.store(start + each, both.to(start.dtype.element_ty), mask=inside & (each < 2 * BANDS))
+
+
+@triton.jit
+def _angles(
+    cos, sin, index, token, head, num_tokens, num_table,
+    HAS_INDEX: tl.constexpr, SETS: tl.constexpr, HEADS: tl.constexpr, BANDS: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """cos and sin of each band, (tokens, 1 or heads, bands); NaN where a position lies outside the table."""
+    if HAS_INDEX:
+        row = tl.load(index + token, mask=token < num_tokens, other=0)
+        known = (row >= 0) & (row < num_table)
+    else:
+        row = token % num_table
+        known = token < num_tokens
+    band = tl.arange(0, PADDED)[None, None, :]
+    place = row.to(tl.int64) * (SETS * BANDS)
+    keep = known & (band < BANDS)
+    if SETS > 1:
+        place += (head // (HEADS // SETS)) * BANDS
+        keep &= head < HEADS
+    c = tl.load(cos + place + band, mask=keep, other=0.0)
+    s = tl.load(sin + place + band, mask=keep, other=0.0)
+    if HAS_INDEX:
+        c = tl.where(known, c, float("nan"))
+    return c, s
+
+
+@triton.jit
+def _starts(x, token, head, length, row_stride, token_stride, head_stride):
+    """Pointers to the first dimension of each head."""
+    row = (token // length).to(tl.int64)
+    return x + row * row_stride + (token % length).to(tl.int64) * token_stride + head * head_stride
+
+
+@triton.jit
+def _forward_part(
+    x, out, gain, cos, sin, index, length, num_tokens, num_table, row_stride, token_stride, head_stride, eps,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BANDS: tl.constexpr, SETS: tl.constexpr, HALF: tl.constexpr,
+    HAS_INDEX: tl.constexpr, NORM: tl.constexpr,
+    TOKENS: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr, PADDED_REST: tl.constexpr,
+):  # fmt: skip
+    token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS))[:, None, None]
+    head = (tl.program_id(1) * PADDED_HEADS + tl.arange(0, PADDED_HEADS))[None, :, None]
+    inside = (token < num_tokens) & (head < HEADS)
+    start = _starts(x, token, head, length, row_stride, token_stride, head_stride)
+    target = out + (token.to(tl.int64) * HEADS + head) * DIM
+    c, s = _angles(
+        cos, sin, index, token, head, num_tokens, num_table, HAS_INDEX, SETS, HEADS, BANDS, PADDED
+    )  # fmt: skip
+    a, b = _pair(start, inside, BANDS, PADDED, HALF)
+    rest = 2 * BANDS + tl.arange(0, PADDED_REST)[None, None, :]
+    keep = inside & (rest < DIM)
+    if NORM:
+        gain_a, gain_b = _pair(gain + tl.zeros((1, 1, 1), tl.int32), tl.full((1, 1, 1), True, tl.int1), BANDS, PADDED, HALF)
+        squares = tl.sum(a * a + b * b, axis=2, keep_dims=True)
+        if DIM > 2 * BANDS:
+            tail = tl.load(start + rest, mask=keep, other=0.0).to(tl.float32)
+            squares += tl.sum(tail * tail, axis=2, keep_dims=True)
+            gain_tail = tl.load(gain + rest, mask=rest < DIM, other=0.0).to(tl.float32)
+        scale = tl.rsqrt(squares / DIM + eps)
+        a = a * scale * gain_a
+        b = b * scale * gain_b
+        if DIM > 2 * BANDS:
+            tl.store(target + rest, (tail * scale * gain_tail).to(out.dtype.element_ty), mask=keep)
+    elif DIM > 2 * BANDS:
+        tl.store(target + rest, tl.load(start + rest, mask=keep), mask=keep)
+    _put_pair(target, a * c - b * s, b * c + a * s, inside, BANDS, PADDED, HALF)
+
+
+@triton.jit
+def _forward(
+    q, k, q_out, k_out, q_gain, k_gain, cos, sin, index,
+    q_length, k_length, num_tokens, num_table, eps,
+    q_row_stride, q_token_stride, q_head_stride, k_row_stride, k_token_stride, k_head_stride,
+    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, DIM: tl.constexpr, BANDS: tl.constexpr, SETS: tl.constexpr,
+    HALF: tl.constexpr, HAS_INDEX: tl.constexpr, NORM: tl.constexpr,
+    TOKENS: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr, PADDED_REST: tl.constexpr,
+):  # fmt: skip
+    """Programs (block of tokens, block of heads, queries or keys)."""
+    if tl.program_id(2) == 0:
+        _forward_part(
+            q, q_out, q_gain, cos, sin, index, q_length, num_tokens, num_table, q_row_stride, q_token_stride,
+            q_head_stride, eps, Q_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM,
+            TOKENS, PADDED_HEADS, PADDED, PADDED_REST,
+        )  # fmt: skip
+    else:
+        _forward_part(
+            k, k_out, k_gain, cos, sin, index, k_length, num_tokens, num_table, k_row_stride, k_token_stride,
+            k_head_stride, eps, K_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM,
+            TOKENS, PADDED_HEADS, PADDED, PADDED_REST,
+        )  # fmt: skip
+
+
+@triton.jit
+def _backward_part(
+    grad, saved, out, gain, cos, sin, index, offsets, frequency_sums, gain_sums,
+    grad_length, saved_length, num_tokens, num_table, num_offsets, eps,
+    grad_row_stride, grad_token_stride, grad_head_stride, saved_row_stride, saved_token_stride, saved_head_stride,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BANDS: tl.constexpr, SETS: tl.constexpr, HALF: tl.constexpr,
+    HAS_INDEX: tl.constexpr, NORM: tl.constexpr, LEARN: tl.constexpr,
+    TOKENS: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr, PADDED_REST: tl.constexpr,
+):  # fmt: skip
+    head = (tl.program_id(1) * PADDED_HEADS + tl.arange(0, PADDED_HEADS))[None, :, None]
+    rest = 2 * BANDS + tl.arange(0, PADDED_REST)[None, None, :]
+    turning = tl.zeros((TOKENS, PADDED_HEADS, PADDED), tl.float32)
+    if NORM:
+        gain_a, gain_b = _pair(gain + tl.zeros((1, 1, 1), tl.int32), tl.full((1, 1, 1), True, tl.int1), BANDS, PADDED, HALF)
+        sum_a = tl.zeros((TOKENS, PADDED_HEADS, PADDED), tl.float32)
+        sum_b = tl.zeros((TOKENS, PADDED_HEADS, PADDED), tl.float32)
+        if DIM > 2 * BANDS:
+            gain_tail = tl.load(gain + rest, mask=rest < DIM, other=0.0).to(tl.float32)
+            sum_tail = tl.zeros((TOKENS, PADDED_HEADS, PADDED_REST), tl.float32)
+    num_programs = tl.num_programs(0)
+    for block in range(tl.program_id(0), tl.cdiv(num_tokens, TOKENS), num_programs):
+        token = (block * TOKENS + tl.arange(0, TOKENS))[:, None, None]
+        inside = (token < num_tokens) & (head < HEADS)
+        start = _starts(grad, token, head, grad_length, grad_row_stride, grad_token_stride, grad_head_stride)
+        target = out + (token.to(tl.int64) * HEADS + head) * DIM
+        c, s = _angles(
+            cos, sin, index, token, head, num_tokens, num_table, HAS_INDEX, SETS, HEADS, BANDS, PADDED
+        )  # fmt: skip
+        # Turned back: the gradient before the rotation.
+        turned_a, turned_b = _pair(start, inside, BANDS, PADDED, HALF)
+        grad_a = tl.where(inside, turned_a * c + turned_b * s, 0.0)
+        grad_b = tl.where(inside, turned_b * c - turned_a * s, 0.0)
+        keep = inside & (rest < DIM)
+        if NORM or LEARN:
+            origin = _starts(saved, token, head, saved_length, saved_row_stride, saved_token_stride, saved_head_stride)
+            a, b = _pair(origin, inside, BANDS, PADDED, HALF)
+        if LEARN:
+            offset = tl.load(offsets + token % num_offsets, mask=token < num_tokens, other=0.0)
+        if NORM:
+            # x -> x * scale * gain: what follows is its gradient, with x's own factor taken out first.
+            squares = tl.sum(a * a + b * b, axis=2, keep_dims=True)
+            if DIM > 2 * BANDS:
+                tail = tl.load(origin + rest, mask=keep, other=0.0).to(tl.float32)
+                grad_tail = tl.load(start + rest, mask=keep, other=0.0).to(tl.float32)
+                squares += tl.sum(tail * tail, axis=2, keep_dims=True)
+            scale = tl.rsqrt(squares / DIM + eps)
+            a *= scale
+            b *= scale
+            if LEARN:
+                turning += (grad_b * (a * gain_a) - grad_a * (b * gain_b)) * offset
+            sum_a += grad_a * a
+            sum_b += grad_b * b
+            grad_a *= gain_a
+            grad_b *= gain_b
+            along = tl.sum(grad_a * a + grad_b * b, axis=2, keep_dims=True)
+            if DIM > 2 * BANDS:
+                tail *= scale
+                sum_tail += grad_tail * tail
+                grad_tail *= gain_tail
+                along += tl.sum(grad_tail * tail, axis=2, keep_dims=True)
+            along /= DIM
+            grad_a = (grad_a - a * along) * scale
+            grad_b = (grad_b - b * along) * scale
+            if DIM > 2 * BANDS:
+                tl.store(target + rest, ((grad_tail - tail * along) * scale).to(out.dtype.element_ty), mask=keep)
+        else:
+            if LEARN:
+                # `saved` is the rotated output, so that the incoming gradient goes with it as it is.
+                turning += (turned_b * a - turned_a * b) * offset
+            if DIM > 2 * BANDS:
+                tl.store(target + rest, tl.load(start + rest, mask=keep), mask=keep)
+        _put_pair(target, grad_a, grad_b, inside, BANDS, PADDED, HALF)
+    band = tl.arange(0, PADDED)
+    program = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    if LEARN:
+        if SETS > 1:
+            number = tl.arange(0, PADDED_HEADS)[:, None]
+            place = frequency_sums + (program * PADDED_HEADS + number) * BANDS + band[None, :]
+            tl.store(place, tl.sum(turning, axis=0), mask=(band < BANDS)[None, :])
+        else:
+            place = frequency_sums + program * BANDS + band
+            tl.store(place, tl.sum(tl.sum(turning, axis=0), axis=0), mask=band < BANDS)
+    if NORM:
+        place = gain_sums + program * DIM
+        a = tl.sum(tl.sum(sum_a, axis=0), axis=0)
+        b = tl.sum(tl.sum(sum_b, axis=0), axis=0)
+        if HALF:
+            tl.store(place + band, a, mask=band < BANDS)
+            tl.store(place + BANDS + band, b, mask=band < BANDS)
+        else:
+            tl.store(place + 2 * band, a, mask=band < BANDS)
+            tl.store(place + 2 * band + 1, b, mask=band < BANDS)
+        if DIM > 2 * BANDS:
+            last = 2 * BANDS + tl.arange(0, PADDED_REST)
+            tl.store(place + last, tl.sum(tl.sum(sum_tail, axis=0), axis=0), mask=last < DIM)
+
+
+@triton.jit
+def _backward(
+    q_grad, k_grad, q_saved, k_saved, q_out, k_out, q_gain, k_gain, cos, sin, index, offsets,
+    q_frequency_sums, k_frequency_sums, q_gain_sums, k_gain_sums,
+    qg_length, kg_length, qs_length, ks_length, num_tokens, num_table, num_offsets, eps,
+    qg_row, qg_token, qg_head, kg_row, kg_token, kg_head, qs_row, qs_token, qs_head, ks_row, ks_token, ks_head,
+    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, DIM: tl.constexpr, BANDS: tl.constexpr, SETS: tl.constexpr,
+    HALF: tl.constexpr, HAS_INDEX: tl.constexpr, NORM: tl.constexpr, LEARN: tl.constexpr,
+    TOKENS: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr, PADDED_REST: tl.constexpr,
+):  # fmt: skip
+    """Programs (share of the tokens, block of heads, queries or keys)."""
+    if tl.program_id(2) == 0:
+        _backward_part(
+            q_grad, q_saved, q_out, q_gain, cos, sin, index, offsets, q_frequency_sums, q_gain_sums,
+            qg_length, qs_length, num_tokens, num_table, num_offsets, eps,
+            qg_row, qg_token, qg_head, qs_row, qs_token, qs_head,
+            Q_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM, LEARN, TOKENS, PADDED_HEADS, PADDED, PADDED_REST,
+        )  # fmt: skip
+    else:
+        _backward_part(
+            k_grad, k_saved, k_out, k_gain, cos, sin, index, offsets, k_frequency_sums, k_gain_sums,
+            kg_length, ks_length, num_tokens, num_table, num_offsets, eps,
+            kg_row, kg_token, kg_head, ks_row, ks_token, ks_head,
+            K_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM, LEARN, TOKENS, PADDED_HEADS, PADDED, PADDED_REST,
+        )  # fmt: skip
+
+
+@torch.library.custom_op("lerope::rotary", mutates_args=())
+def rotary(
+    q: Tensor,
+    k: Tensor | None,
+    frequencies: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    index: Tensor | None,
+    offsets: Tensor,
+    half: bool,
+    q_gain: Tensor | None,
+    k_gain: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """Turns q and k, after an RMS norm where there are gains; new contiguous tensors, an empty one for a k of None.
+
+    Args:
+        q, k: (..., length, heads, head_dim), of any strides.
+        frequencies: (bands,) or (key heads, bands); only their gradient passes through here.
+        cos, sin: float32 tables, (entries, 1 or key heads, bands).
+        index: each token's entry in the tables; without it token t has entry t modulo the number of entries.
+        offsets: float32, what each token's share in the gradient of the frequencies is multiplied with: its position
+            from any origin of its document. Token t has offset t modulo their number.
+        half: the layout.
+        q_gain, k_gain: (head_dim,) each, or None for no norm.
+        eps: the norm's.
+    """
+    size = _Size(q, k, cos, index, half, q_gain)
+    outs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, q if k is None else k)]
+    views = [_strided(x) for x in (q, q if k is None else k)]
+    tokens, num_warps = tile(size.elements, backward=False, norm=size.norm)
+    grid = (triton.cdiv(size.num_tokens, tokens), size.head_blocks, 1 if k is None else 2)
+    gains = (q, q) if q_gain is None else (q_gain, q_gain if k_gain is None else k_gain)
+    if size.num_tokens:
+        _forward[grid](
+            *(x for x, *_ in views), *outs, *gains, cos, sin, cos if index is None else index,
+            *(length for _, length, *_ in views), size.num_tokens, len(cos), eps,
+            *(stride for _, _, *strides in views for stride in strides),
+            *size.constants, TOKENS=tokens, **size.padded, num_warps=num_warps,
+        )  # fmt: skip
+    return outs[0], torch.empty(0, dtype=q.dtype, device=q.device) if k is None else outs[1]
+
+
+@torch.library.custom_op("lerope::rotary_backward", mutates_args=())
+def rotary_backward(
+    q_grad: Tensor,
+    k_grad: Tensor | None,
+    q_saved: Tensor | None,
+    k_saved: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    index: Tensor | None,
+    offsets: Tensor,
+    half: bool,
+    q_gain: Tensor | None,
+    k_gain: Tensor | None,
+    eps: float,
+    learn: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, the frequencies (1 or key heads, bands) and both gains; what is not asked for is empty.
+
+    `saved` is the input where there is a norm, else the output, and there only needed to `learn` frequencies.
+    """
+    size = _Size(q_grad, k_grad, cos, index, half, q_gain)
+    grads = (q_grad, q_grad if k_grad is None else k_grad)
+    outs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in grads]
+    saved = [grad if kept is None else kept for grad, kept in zip(grads, (q_saved, k_saved), strict=True)]
+    views = [_strided(x) for x in (*grads, *saved)]
+    tokens, num_warps = tile(size.elements, backward=True, norm=size.norm)
+    programs = max(1, min(_BACKWARD_PROGRAMS, triton.cdiv(size.num_tokens, tokens)))
+    parts = 1 if k_grad is None else 2
+    of_heads = size.padded["PADDED_HEADS"] if size.sets > 1 else 1
+    new = {"dtype": torch.float32, "device": q_grad.device}
+    frequency_sums = torch.empty(2, programs, size.head_blocks * of_heads if learn else 0, size.bands, **new)
+    gain_sums = torch.empty(2, programs, size.head_blocks if size.norm else 0, size.dim, **new)
+    gains = (q_grad, q_grad) if q_gain is None else (q_gain, q_gain if k_gain is None else k_gain)
+    _backward[(programs, size.head_blocks, parts)](
+        *(x for x, *_ in views), *outs, *gains, cos, sin, cos if index is None else index, offsets,
+        *frequency_sums.unbind(), *gain_sums.unbind(),
+        *(length for _, length, *_ in views), size.num_tokens, len(cos), len(offsets), eps,
+        *(stride for _, _, *strides in views for stride in strides),
+        *size.constants, LEARN=learn, TOKENS=tokens, **size.padded, num_warps=num_warps,
+    )  # fmt: skip
+    frequencies = torch.empty(0, **new)
+    if learn:
+        # (parts, heads, bands): the second stage of the sum, in one fixed order.
+        sums = frequency_sums[:parts].sum(1)
+        if size.sets == 1:
+            frequencies = sums.sum((0, 1))[None]
+        else:
+            heads = [size.q_heads, size.k_heads][:parts]
+            frequencies = torch.stack(
+                [part[:count].view(size.sets, -1, size.bands).sum(1) for part, count in zip(sums, heads, strict=True)]
+            ).sum(0)
+    nothing = torch.empty(0, dtype=q_grad.dtype, device=q_grad.device)
+    gain_grads = [gain_sums[part].sum((0, 1)) if size.norm and part < parts else torch.empty(0, **new) for part in (0, 1)]
+    return outs[0], nothing if k_grad is None else outs[1], frequencies, gain_grads[0], gain_grads[1]
+
+
+def tile(elements: int, backward: bool, norm: bool) -> tuple[int, int]:
+    """Tokens a program takes at a time and its warps, for tokens of so many elements; measured on an H200."""
+    tokens = max(1, 1024 // elements)
+    return tokens, max(1, min(8, tokens * elements // 512))
+
+
+class _Size:
+    """The sizes a launch needs, from its arguments."""
+
+    def __init__(
+        self, q: Tensor, k: Tensor | None, cos: Tensor, index: Tensor | None, half: bool, gain: Tensor | None
+    ) -> None:
+        self.dim, self.sets, self.bands = q.shape[-1], cos.shape[1], cos.shape[2]
+        self.q_heads, self.k_heads = q.shape[-2], (q if k is None else k).shape[-2]
+        self.num_tokens = q.shape[:-2].numel()
+        self.norm = gain is not None
+        padded, rest = triton.next_power_of_2(self.bands), self.dim - 2 * self.bands
+        most = max(self.q_heads, self.k_heads)
+        padded_heads = min(triton.next_power_of_2(most), max(1, _MAX_ELEMENTS // (2 * padded)))
+        self.head_blocks = triton.cdiv(most, padded_heads)
+        self.elements = padded_heads * 2 * padded
+        self.padded = {
+            "PADDED_HEADS": padded_heads,
+            "PADDED": padded,
+            "PADDED_REST": triton.next_power_of_2(max(rest, 1)),
+        }
+        self.constants = (
+            self.q_heads, self.k_heads, self.dim, self.bands, self.sets, half, index is not None, self.norm
+        )  # fmt: skip
+
+
+def _strided(x: Tensor) -> tuple[Tensor, int, int, int, int]:
+    """x, copied if need be, and how its tokens lie: tokens of a row, strides of rows, tokens and heads.
+
+    Tokens that lie evenly are rows of one token, which saves the kernel a division.
+    """
+    *sizes, length = x.shape[:-2]
+    strides = x.stride()
+    merges = all(strides[i] == strides[i + 1] * sizes[i + 1] for i in range(len(sizes) - 1))
+    if strides[-1] != 1 or not merges:
+        x, strides = x.contiguous(), x.contiguous().stride()
+    row_stride = strides[len(sizes) - 1] if sizes else 0
+    if not sizes or row_stride == strides[-3] * length:
+        return x, 1, strides[-3], 0, strides[-2]
+    return x, length, row_stride, strides[-3], strides[-2]
+
+
+@rotary.register_fake
+def _(
+    q: Tensor, k: Tensor | None, frequencies: Tensor, cos: Tensor, sin: Tensor, index: Tensor | None,
+    offsets: Tensor, half: bool, q_gain: Tensor | None, k_gain: Tensor | None, eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return q.new_empty(q.shape), q.new_empty(0) if k is None else k.new_empty(k.shape)
+
+
+@rotary_backward.register_fake
+def _(
+    q_grad: Tensor, k_grad: Tensor | None, q_saved: Tensor | None, k_saved: Tensor | None, cos: Tensor, sin: Tensor,
+    index: Tensor | None, offsets: Tensor, half: bool, q_gain: Tensor | None, k_gain: Tensor | None, eps: float,
+    learn: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    q = q_grad.new_empty(q_grad.shape)
+    k = q_grad.new_empty(0) if k_grad is None else k_grad.new_empty(k_grad.shape)
+    frequencies = cos.new_empty(cos.shape[1:] if learn else 0)
+    gains = [cos.new_empty(0 if gain is None else q.shape[-1]) for gain in (q_gain, None if k_grad is None else q_gain)]
+    return q, k, frequencies, *gains
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, frequencies, cos, sin, index, offsets, ctx.half, q_gain, k_gain, ctx.eps = inputs
+    ctx.learn, ctx.has_k, ctx.shape = frequencies.requires_grad, k is not None, frequencies.shape
+    saved: tuple[Tensor | None, Tensor | None] = (None, None)
+    if q_gain is not None:
+        saved = (q, k)
+    elif ctx.learn:
+        # Attention usually keeps the rotated output anyway, so learning the frequencies costs no memory.
+        saved = (output[0], output[1] if k is not None else None)
+    ctx.save_for_backward(*saved, cos, sin, index, offsets, q_gain, k_gain)
+
+
+def _turn_back(ctx: Any, q_grad: Tensor, k_grad: Tensor) -> tuple[Any, ...]:
+    q_saved, k_saved, cos, sin, index, offsets, q_gain, k_gain = ctx.saved_tensors
+    q, k, frequencies, *gains = rotary_backward(
+        q_grad, k_grad if ctx.has_k else None, q_saved, k_saved, cos, sin, index, offsets, ctx.half, q_gain, k_gain,
+        ctx.eps, ctx.learn,
+    )  # fmt: skip
+    gain_grads = [None if gain is None else grad.to(gain.dtype) for gain, grad in zip((q_gain, k_gain), gains)]
+    frequency_grad = frequencies.view(ctx.shape) if ctx.learn else None
+    return q, k if ctx.has_k else None, frequency_grad, None, None, None, None, None, *gain_grads, None
+
+
+rotary.register_autograd(_turn_back, setup_context=_keep)
