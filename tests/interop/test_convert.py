@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,9 +21,11 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     GptOssConfig,
     Qwen2VLForConditionalGeneration,
+    modeling_utils,
 )
 
 import lerope
+from lerope.interop import huggingface
 from lerope.interop.huggingface import rotary_of
 from lerope.rotary.optim import frequency_parameters
 from tests.interop.toys import FAMILIES, MAIN, SCALINGS, SHAPE, gpt2, make, scaled, shake, tokens
@@ -405,6 +408,63 @@ def test_saved_bfloat16_loses_no_digit_of_the_frequencies(tmp_path):
     assert torch.equal(logits(again), logits(model))
 
 
+class Killed(BaseException):
+    """What no code expects."""
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("at", range(6))
+def test_a_save_over_a_good_folder_that_is_cut_short(family, at, tmp_path, monkeypatch):
+    """Whatever is killed, transformers reads the old model, the new one or nothing, and never another function."""
+    model = lerope.convert(make(family))
+    shake(model)
+    model.save_pretrained(tmp_path / "folder")
+    old = logits(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    calls = []
+
+    def counted(original):
+        def call(*args, **kwargs):
+            calls.append(original)
+            if len(calls) == at + 1:
+                raise Killed
+            return original(*args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr("transformers.modeling_utils.safe_save_file", counted(modeling_utils.safe_save_file))
+        patch.setattr("lerope.interop.huggingface.longrope_config", counted(huggingface.longrope_config))
+        patch.setattr("pathlib.Path.replace", counted(Path.replace))
+        try:
+            model.save_pretrained(tmp_path / "folder")
+        except Killed:
+            pass
+        else:
+            assert at == len(calls) == 5  # weights, config, and the places of three files
+    if at in (2, 3, 4):  # between the first file and the last
+        with pytest.raises(ValueError, match=r"config\.json"):
+            AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
+        return
+    found, new = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "folder")), logits(model)
+    # Frequencies come back to a rounding of float32, which these large weights amplify.
+    torch.testing.assert_close(found, new if at == 5 else old, rtol=1e-4, atol=1e-4 * new.abs().max().item())
+    assert (new - old).abs().max() > 1e-2 * new.abs().max()
+
+
+def test_a_save_in_parts_over_a_whole_one_and_back(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    models = [lerope.convert(make(seed=seed)) for seed in (1, 2, 3)]
+    for model, size in zip(models, ("1GB", "40KB", "1GB"), strict=True):
+        model.save_pretrained(tmp_path, max_shard_size=size)
+        assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path).lm_head.weight, model.lm_head.weight), size
+        assert ((tmp_path / "model.safetensors").is_file(), size) in ((True, "1GB"), (False, "40KB"))
+    names = {"config.json", "generation_config.json", "model.safetensors", "notes.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
 def test_a_checkpoint_of_weights_alone_carries_the_frequencies(tmp_path):
     """What trainers do to resume: convert again, then load the weights of a folder."""
     from safetensors.torch import load_file
@@ -429,12 +489,10 @@ def test_frequencies_that_no_checkpoint_key_can_carry_are_missed_aloud(tmp_path)
     model.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     assert not any("rotary" in name for name in weights)
-    with pytest.warns(UserWarning, match="holds no learned frequencies"):
-        lerope.convert(make("gemma3")).load_state_dict(weights, strict=False)
     again = lerope.convert(AutoModelForCausalLM.from_pretrained(tmp_path))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        again.load_state_dict(weights, strict=False)
+    for other in (lerope.convert(make("gemma3")), again):
+        with pytest.warns(UserWarning, match="hold no learned frequencies, so the model keeps those it has"):
+            other.load_state_dict(weights, strict=False)
     assert torch.equal(logits(again), logits(model))
 
 
@@ -536,6 +594,32 @@ def test_peft_trains_the_frequencies_and_its_adapters_alone(tmp_path):
     torch.testing.assert_close(logits(merged), after)
     again = lerope.convert(AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
     assert torch.equal(logits(again), logits(merged))
+
+
+def test_peft_adapters_have_frequencies_of_their_own():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["rotary_emb"], r=2)
+    model = peft.get_peft_model(lerope.convert(make()), config, adapter_name="first")
+    model.add_adapter("second", config)
+    found = {}
+    for number, name in enumerate(("second", "first", "second"), start=1):
+        model.set_adapter(name)
+        rotary = rotary_of(model)
+        with torch.no_grad():
+            rotary.inv_freq.alpha.fill_(number / 10)
+        found[name] = rotary
+    assert found["first"] is not found["second"]
+    for name, alpha in (("first", 0.2), ("second", 0.3)):
+        model.set_adapter(name)
+        assert rotary_of(model) is found[name]
+        plain = lerope.convert(make())
+        with torch.no_grad():
+            rotary_of(plain).inv_freq.alpha.fill_(alpha)
+        assert torch.equal(logits(model), logits(plain))
+    with model.disable_adapter():
+        assert rotary_of(model) not in found.values()
+        assert torch.equal(logits(model), logits(make()))
+        assert (rotary_of(model).inv_freq.alpha == 0).all()
 
 
 def test_accelerate_trains_and_resumes(tmp_path):

@@ -16,7 +16,7 @@ from lerope.evaluate.scorer import Stretch, StretchedRotation
 from lerope.interop.huggingface import rotary_of
 from lerope.model.saved import load_model
 from lerope.model.transformer import Transformer
-from tests.interop.toys import gpt2, shake
+from tests.interop.toys import QUERIES, gpt2, make_other, shake
 from tests.interop.toys import make as toy
 from tests.interop.trained import (
     TRAIN_LENGTH,
@@ -196,6 +196,83 @@ def test_converted_models(family, length, tmp_path):
     assert plain.config.max_position_embeddings == (length or 256)
 
 
+def turns(layer) -> bool:
+    """Whether an attention layer has a rotation, as its family says it."""
+    without = {"SmolLM3Attention": "use_rope", "Cohere2Attention": "sliding_window", "Exaone4Attention": "is_sliding"}
+    return bool(getattr(layer, without.get(type(layer).__name__, "scaling")))
+
+
+@pytest.mark.parametrize("family", QUERIES)
+@pytest.mark.filterwarnings("ignore:no tokenizer was given")
+def test_the_temperature_scales_queries_whatever_makes_them(family, tmp_path):
+    """Against the converted model whose attention is scaled in the layers that turn, and in no others."""
+    model = lerope.convert(make_other(family)).eval()
+    rotary = rotary_of(model)
+    shake(model)
+    before, attention = (
+        {name: value.clone() for name, value in model.state_dict().items()},
+        model.config._attn_implementation,
+    )
+    lerope.export(model, tmp_path / "out", length=512, temperature=0.8)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.config._attn_implementation == attention
+    encoding = rotary.encodings["shared"]
+    options = {"train_length": 256, "length": 512, "method": "yarn", "temperature": 0.8}
+    extension = lerope.extend(encoding.frequencies().detach(), **options)
+    rotary.inv_freq = encoding.freeze(extension.frequencies)
+    layers = [module for module in model.modules() if hasattr(module, "scaling") and hasattr(module, "layer_idx")]
+    ids = torch.randint(97, (1, 300), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        cold = model(ids).logits
+        for layer in layers:
+            layer.scaling *= extension.logit_scale if turns(layer) else 1.0
+        wanted = model(ids).logits
+        found = AutoModelForCausalLM.from_pretrained(tmp_path / "out")(ids).logits
+    # Where weights are folded a product is rounded elsewhere; these toys have attention that is nearly one-hot.
+    assert relative_error(found, wanted) < 1e-4
+    assert relative_error(cold, wanted) > 5e-3  # the temperature does something
+    assert [turns(layer) for layer in layers].count(False) == (family in ("smollm3", "cohere2", "exaone4"))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("olmo", {"clip_qkv": 0.5}, r"OlmoForCausalLM, which clips its queries \(clip_qkv = 0.5\); pass temperature=0"),
+        ("gpt_neox", {}, "GPTNeoXAttention, because no weights of it are known.*; pass temperature=0"),
+        ("falcon", {}, "FalconForCausalLM, because its queries cannot be looked at .*; pass temperature=0"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:no tokenizer was given")
+def test_a_temperature_that_cannot_be_folded_is_refused(family, changes, message, tmp_path):
+    model = lerope.convert(make_other(family, **changes))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=message) as caught:
+        lerope.export(model, tmp_path / "out", length=512)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    lerope.export(model, tmp_path / "out", length=512, temperature=0.0)
+
+
+def test_a_norm_without_gain_is_seen_to_hold_the_queries(tmp_path):
+    model = toy("llama")
+    for layer in model.model.layers:
+        layer.self_attn.q_proj = torch.nn.Sequential(
+            layer.self_attn.q_proj, torch.nn.RMSNorm(64, elementwise_affine=False)
+        )
+    with pytest.raises(ValueError, match="LlamaAttention, because no weights of it are known"):
+        lerope.export(lerope.convert(model), tmp_path / "out", length=512)
+
+
+def test_bfloat16_queries_are_scaled_too(tmp_path):
+    model = lerope.convert(make_other("lfm2")).to(torch.bfloat16)
+    with pytest.warns(UserWarning, match="no tokenizer was given"):
+        lerope.export(model, tmp_path / "out", length=512, temperature=0.8)
+    weights, name = load_file(tmp_path / "out" / "model.safetensors"), "model.layers.1.self_attn.q_layernorm.weight"
+    scale = (0.8 * np.log(2) + 1) ** 2
+    torch.testing.assert_close(weights[name], (model.state_dict()[name].double() * scale).bfloat16())
+
+
 def test_a_converted_model_takes_a_tokenizer_along(tmp_path):
     lerope.export(trained(), tmp_path / "ladder")
     model = lerope.convert(toy("llama", vocab_size=VOCAB_SIZE))
@@ -310,6 +387,28 @@ def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "empty").mkdir()
     assert lerope.export(trained(), tmp_path / "empty") == tmp_path / "empty"
     assert (tmp_path / "empty" / "config.json").is_file()
+
+
+def test_a_target_that_is_a_link(tmp_path):
+    (tmp_path / "disk" / "empty").mkdir(parents=True)
+    (tmp_path / "disk" / "full").mkdir()
+    (tmp_path / "disk" / "full" / "notes.txt").write_text("mine")
+    for name in ("empty", "full", "nowhere"):
+        (tmp_path / name).symlink_to(tmp_path / "disk" / name)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "file").symlink_to(tmp_path / "disk" / "full" / "notes.txt")
+    for name in ("empty", "nowhere"):
+        assert lerope.export(trained(), tmp_path / name) == tmp_path / name
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / "disk" / name / "config.json").is_file()
+    for name, message in (
+        ("full", "is not empty"),
+        ("loop", r"loop cannot be reached \(Too many levels"),
+        ("file", "file is a file"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            lerope.export(trained(), tmp_path / name)
+    assert [path.name for path in (tmp_path / "disk" / "full").iterdir()] == ["notes.txt"]
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):

@@ -10,7 +10,6 @@ import lerope
 from lerope.interop.engines import llama_cpp_table
 from lerope.interop.gguf import put_factors, read_gguf
 from lerope.model.saved import load_model
-from lerope.rotary.artifact import Frequencies
 from tests.interop.trained import TRAIN_LENGTH, VOCAB_SIZE, text, tokenizer_path, tokens, trained
 
 gguf = pytest.importorskip("gguf", reason="GGUF files need the package gguf")
@@ -121,10 +120,9 @@ def test_an_export_that_does_not_read_back_is_none(tmp_path, monkeypatch):
 
 def test_factors_for_a_file_that_another_converter_wrote(exported, tmp_path):
     source = exported / "model.gguf"
-    frequencies = Frequencies.load(exported / "frequencies.json")
     longrope = {"apertus.rope.scaling.type": "longrope"}
     foreign = rewritten(source, tmp_path / "foreign.gguf", keep=lambda name: "rope_freqs" not in name, **longrope)
-    put_factors(foreign, tmp_path / "mended.gguf", frequencies)
+    put_factors(foreign, tmp_path / "mended.gguf", exported)
     want_keys, want = fields(source)
     keys, found = fields(tmp_path / "mended.gguf")
     assert {key: keys[key] for key in want_keys if not key.startswith("GGUF.")} == {
@@ -133,14 +131,56 @@ def test_factors_for_a_file_that_another_converter_wrote(exported, tmp_path):
     assert found.keys() == want.keys()
     assert all(np.array_equal(found[name].data, want[name].data) for name in want)
     with pytest.raises(ValueError, match="exists; name a new file"):
-        put_factors(foreign, tmp_path / "mended.gguf", frequencies)
-    other = lerope.RoPE(64, base=500.0).artifact()
+        put_factors(foreign, tmp_path / "mended.gguf", exported)
+    other = folder_like(exported, tmp_path / "other", 1.0)
+    lerope.RoPE(64, base=500.0).save(other / "frequencies.json")
     with pytest.raises(ValueError, match=r"turns 64 dimensions at base 10000; got frequencies for 64 at base 500"):
         put_factors(foreign, tmp_path / "no.gguf", other)
     qwen = rewritten(source, tmp_path / "qwen.gguf", architecture="qwen3")
     with pytest.raises(ValueError, match=r"llama\.cpp ignores frequency factors in architecture 'qwen3'"):
-        put_factors(qwen, tmp_path / "no.gguf", frequencies)
+        put_factors(qwen, tmp_path / "no.gguf", exported)
     assert not (tmp_path / "no.gguf").exists()
+
+
+def folder_like(exported, folder, attention_factor):
+    """What an export says about itself, with another attention factor."""
+    folder.mkdir()
+    record = json.loads((exported / "export.json").read_text()) | {"attention_factor": attention_factor}
+    (folder / "export.json").write_text(json.dumps(record))
+    (folder / "frequencies.json").write_bytes((exported / "frequencies.json").read_bytes())
+    return folder
+
+
+def test_an_attention_factor_is_put_in_and_kept(exported, tmp_path):
+    source, key = exported / "model.gguf", "apertus.rope.scaling.attn_factor"
+    put_factors(source, tmp_path / "a.gguf", folder_like(exported, tmp_path / "folder", 1.25))
+    assert fields(tmp_path / "a.gguf")[0][key] == 1.25
+    assert read_gguf(tmp_path / "a.gguf")[0]["rope_attention_factor"] == 1.25
+    put_factors(tmp_path / "a.gguf", tmp_path / "b.gguf", None)
+    keys, stored = fields(tmp_path / "b.gguf")
+    assert keys[key] == 1.25
+    assert "rope_freqs.weight" not in stored
+    put_factors(tmp_path / "a.gguf", tmp_path / "c.gguf", exported)
+    assert key not in fields(tmp_path / "c.gguf")[0]
+    config, _, factors = read_gguf(tmp_path / "a.gguf")
+    assert llama_cpp_table(config, factors).attention_factor == 1.25
+
+
+def test_llama_cpp_multiplies_by_the_attention_factor(exported, tmp_path):
+    """Its square is what logits of attention get, as if the gains of queries had it."""
+    pytest.importorskip("llama_cpp", reason="llama.cpp is not installed: pip install llama-cpp-python")
+    from lerope.interop.verify import llama_cpp_logits
+
+    put_factors(exported / "model.gguf", tmp_path / "a.gguf", folder_like(exported, tmp_path / "folder", 1.25))
+    ids, model = tokens()[:TRAIN_LENGTH], load_model(trained())
+    found = llama_cpp_logits(tmp_path / "a.gguf", ids.tolist())
+    with torch.no_grad():
+        without = model(ids[None])[0].numpy()
+        for block in model.blocks:
+            block.attention.q_norm.weight *= 1.25**2
+        wanted = model(ids[None])[0].numpy()
+    assert np.abs(found - wanted).max() / np.abs(wanted).max() < 1e-3
+    assert np.abs(without - wanted).max() / np.abs(wanted).max() > 1e-2
 
 
 def perplexity(logits, ids):
@@ -167,6 +207,18 @@ def test_llama_cpp_really_run(exported, tmp_path):
     sample = text()[:3000] + " \u00e9\u65e5\U0001f642  \n\n"
     expected = Tokenizer(tokenizer_path()).encode([sample])[0].tolist()[:-1]
     assert engine.tokenize(sample.encode(), add_bos=True, special=False) == expected
+
+
+@pytest.mark.parametrize("length", [None, 2 * TRAIN_LENGTH])
+def test_llama_cpp_in_bfloat16(length, tmp_path):
+    pytest.importorskip("llama_cpp", reason="llama.cpp is not installed: pip install llama-cpp-python")
+    from lerope.interop.verify import verify
+
+    out = lerope.export(trained(), tmp_path / "out", format="gguf", dtype="bfloat16", length=length)
+    for run in (None, trained()):
+        (row,) = verify(out, run=run, prompt=text()[:1000], num_tokens=32).runs
+        assert row["agrees"] is True
+        assert row["logit_error"] < 5e-3  # without its factors the model is off by much more
 
 
 def test_llama_cpp_with_yarn_baked_in(tmp_path):

@@ -1,5 +1,6 @@
 """Engines' frequency tables from exported files, and what `verify` notices when something is wrong."""
 
+import importlib.metadata
 import json
 import shutil
 import sys
@@ -9,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
 import lerope
 from lerope.interop import verify as module
 from lerope.interop.engines import TABLES
 from lerope.interop.verify import ENGINES, verify
-from tests.interop.toys import make
+from tests.interop.toys import SHAPE, make, scaled, shake
 from tests.interop.trained import TRAIN_LENGTH, odd_lerope, trained, untrained
 
 
@@ -127,13 +129,11 @@ def test_changed_weights_differ_from_the_run(copy):
 
 
 def test_an_engine_that_fails_is_reported_and_the_others_still_run(copy):
-    edit(copy, lambda config: config.update(architectures=["NoSuchModel"], model_type="no_such_model"))
-    with pytest.raises(ValueError, match="no_such_model"):
-        verify(copy)
-    edit(copy, lambda config: config.update(model_type="apertus", num_key_value_heads=3))
-    rows = {row["engine"]: row for row in verify(copy, num_tokens=4).runs}
-    assert rows["transformers"]["agrees"] is False
-    assert "Error" in rows["transformers"]["note"]
+    for change in ({"model_type": "no_such_model"}, {"model_type": "apertus", "num_key_value_heads": 3}):
+        edit(copy, lambda config, change=change: config.update(change))
+        rows = {row["engine"]: row for row in verify(copy, num_tokens=4).runs}
+        assert rows["transformers"]["agrees"] is False
+        assert "Error" in rows["transformers"]["note"]
 
 
 def test_a_converted_model(tmp_path):
@@ -146,6 +146,104 @@ def test_a_converted_model(tmp_path):
     found = verify(tmp_path / "out", num_tokens=4)
     assert found.reference == "transformers"
     assert all(table["agrees"] for table in found.tables)
+
+
+def converted(tmp_path, model, **options):
+    lerope.convert(model)
+    shake(model)
+    with pytest.warns(UserWarning, match="no tokenizer"):
+        return lerope.export(model, tmp_path / "out", **options)
+
+
+@pytest.mark.parametrize("length", [None, 512])
+def test_an_apertus_that_is_no_ladder_model(length, tmp_path):
+    """With heads that share keys and weights of its activation that no ladder has."""
+    model = make("apertus")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.act_fn.alpha_p.fill_(1.0)
+    found = verify(converted(tmp_path, model, length=length), num_tokens=4)
+    assert found.reference == "transformers"
+    assert all(table["agrees"] for table in found.tables)
+    assert [row["agrees"] for row in found.runs if row["engine"] == "transformers"] == [True]
+
+
+def llava():
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlavaConfig(
+        text_config=LlamaConfig(**SHAPE), vision_config=CLIPVisionConfig(**vision, image_size=28, patch_size=14)
+    )
+    return LlavaForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (llava, "compares language models; .* holds a llava model"),
+        (lambda: make("gemma3"), "share frequencies; .* has a set for each of full_attention, sliding_attention"),
+    ],
+)
+def test_models_that_it_cannot_compare(build, message, tmp_path):
+    out = converted(tmp_path, build())
+    with pytest.raises(ValueError, match=message) as caught:
+        verify(out)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_attention_factor_is_expected_of_every_engine(tmp_path):
+    """YaRN's, 0.1 ln(4) + 1: it is in the model that was converted; two engines have no way to read it."""
+    found = verify(converted(tmp_path, scaled("yarn")), num_tokens=4)
+    tables = {table["engine"]: table for table in found.tables}
+    for engine in ("transformers 5", "transformers 4", "vLLM", "SGLang", "TensorRT-LLM"):
+        assert tables[engine]["attention_factor"] == pytest.approx(0.1 * np.log(4) + 1)
+        assert tables[engine]["agrees"], tables[engine]
+    for engine in ("mlx-lm", "ONNX Runtime GenAI"):
+        assert tables[engine]["note"] == "the attention factor should be 1.13863"
+        assert not tables[engine]["agrees"]
+
+
+@pytest.mark.parametrize("length", [None, 2 * TRAIN_LENGTH])
+def test_bfloat16_is_compared_with_the_run_rounded_to_it(length, tmp_path):
+    out = lerope.export(trained(), tmp_path / "out", dtype="bfloat16", length=length)
+    found = verify(out, run=trained(), num_tokens=16)
+    assert found.reference.endswith("with its weights rounded to bfloat16")
+    assert found.settings["dtype"] == "bfloat16"
+    assert found.settings["logit_tolerances"]["transformers"] == 1e-5
+    rows = {row["engine"]: row for row in found.runs}
+    assert rows["transformers"]["agrees"] is True
+    assert rows["transformers"]["logit_error"] < 1e-5
+    weights = load_file(out / "model.safetensors")
+    weights["model.layers.0.self_attn.q_norm.weight"] *= 1.01
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    rows = {row["engine"]: row for row in verify(out, run=trained(), num_tokens=16).runs}
+    assert rows["transformers"]["agrees"] is False
+
+
+def test_a_run_is_for_ladder_models(tmp_path):
+    out = converted(tmp_path, make("llama"))
+    with pytest.raises(ValueError, match=r"run is for exported ladder models; .* lerope\.convert made"):
+        verify(out, run=trained())
+
+
+def test_a_record_that_says_too_little(copy):
+    record = json.loads((copy / "export.json").read_text())
+    assert (record["kind"], record["dtype"], record["attention_factor"]) == ("ladder", "float32", 1.0)
+    del record["kind"], record["dtype"]
+    (copy / "export.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=r"export.json does not say kind, dtype; export the model again"):
+        verify(copy)
+
+
+def test_an_engine_whose_version_nobody_knows_is_run(exported, monkeypatch):
+    def unknown(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    engine = next(engine for engine in ENGINES if engine.package == "transformers")
+    monkeypatch.setattr(module, "ENGINES", (engine,))
+    monkeypatch.setattr("importlib.metadata.version", unknown)
+    monkeypatch.setattr("lerope.interop.verify.provenance", dict)
+    (row,) = verify(exported, num_tokens=4).runs
+    assert (row["version"], row["agrees"]) == ("unknown", True)
 
 
 def test_engines_that_are_not_installed_say_how(exported, monkeypatch):

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from transformers import (
     ApertusConfig,
+    AutoConfig,
     AutoModelForCausalLM,
     CohereConfig,
     FalconConfig,
@@ -47,6 +48,43 @@ FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
 # What the issue asks of; the others follow the same pattern.
 MAIN = ("llama", "qwen3", "mistral", "gemma3", "apertus")
 
+# Families whose queries pass other norms than those above, or none in some layers; for exports.
+QUERIES: dict[str, dict[str, Any]] = {
+    "lfm2": {
+        "layer_types": ["conv", "full_attention", "full_attention"],
+        "num_hidden_layers": 3,
+        "block_auto_adjust_ff_dim": False,
+    },
+    "phi": {"qk_layernorm": True},
+    "stablelm": {"qk_layernorm": True},
+    "persimmon": {"qk_layernorm": True},
+    "cohere": {"use_qk_norm": True},
+    "hunyuan_v1_dense": {"head_dim": 16},  # its norm comes after the rotation
+    "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 32},
+    "glm": {"head_dim": 16},
+    "qwen3_next": {  # its norms multiply by 1 + weight
+        "head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
+    "minimax": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "block_size": 16,
+    },
+    "smollm3": {"no_rope_layers": [1, 0, 1], "num_hidden_layers": 3},
+    "cohere2": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32},
+    "exaone4": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32},
+}
+
 SCALINGS: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 4.0},
     "llama3": {
@@ -71,7 +109,21 @@ SCALINGS: dict[str, dict[str, Any]] = {
 def make(family: str = "llama", seed: int = 0, **changes: Any) -> Any:
     """A model in float32 and evaluation mode."""
     config_class, own = FAMILIES[family]
-    config = config_class(**{**SHAPE, **own, **changes})
+    return _made(config_class(**{**SHAPE, **own, **changes}), seed)
+
+
+def make_other(family: str, **changes: Any) -> Any:
+    """The same of any family that transformers knows, with gains that all differ."""
+    model = _made(AutoConfig.for_model(family, **{**SHAPE, **QUERIES.get(family, {}), **changes}), seed=0)
+    noise = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=noise))
+    return model
+
+
+def _made(config: Any, seed: int) -> Any:
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config).float().eval()
     for name, parameter in model.named_parameters():

@@ -64,7 +64,7 @@ def export(
             tokenizer=tokenizer,
         )
     notes = [str(warning.message) for warning in caught if warning.category is UserWarning]
-    record, _ = read_export(out)
+    record = read_export(out)
     sizes = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
     if json_:
         print(json.dumps({"directory": str(out), **record, "files": sizes, "notes": notes}, indent=1))

@@ -31,7 +31,7 @@ def verify(
 
     Args:
         directory: what `lerope export` wrote.
-        run: The run it came from; compared with the exported weights unless given.
+        run: The ladder run it came from, rounded as the export is; compared with the exported weights unless given.
         prompt: A text to run engines on.
         num_tokens: How many tokens to continue it by.
         out: Also save the result as JSON here.
@@ -63,10 +63,11 @@ def _show(found: "Verification") -> None:
     console.print(table)
     console.print(f"engines run on {found.settings['num_prompt_tokens']} tokens, against {found.reference}")
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("engine", "version", "logits", "same tokens", ""):
-        table.add_column(heading, justify="right" if heading in ("logits", "same tokens") else "left")
+    for heading in ("engine", "version", "logits off by", "same tokens", ""):
+        table.add_column(heading, justify="right" if heading in ("logits off by", "same tokens") else "left")
     for ran in found.runs:
-        error = "" if ran["logit_error"] is None else f"{ran['logit_error']:.1e}"
+        allowed = found.settings["logit_tolerances"][ran["engine"]]
+        error = "" if ran["logit_error"] is None else f"{ran['logit_error']:.1e} of {allowed:.0e}"
         same = "" if ran["num_same_tokens"] is None else f"{ran['num_same_tokens']} of {ran['num_tokens']}"
         verdict = {True: "agrees", False: "differs", None: ""}[ran["agrees"]]
         table.add_row(ran["engine"], ran["version"] or "", error, same, ran["note"] or verdict)

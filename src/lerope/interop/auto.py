@@ -8,7 +8,6 @@ computes the whole text again for every token, which is fine for evaluation; ser
 """
 
 import os
-import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,10 @@ from transformers import (
 )
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
+from lerope.interop.files import staged
 from lerope.interop.tokenizer import Pieces, tokenizer_files
 from lerope.model.config import ModelConfig
-from lerope.model.saved import load_model, save_model
+from lerope.model.saved import CONFIG, load_model, save_model
 from lerope.model.transformer import Transformer
 from lerope.rotary.encodings import FrozenRoPE
 
@@ -191,14 +191,9 @@ class LeropeForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         artifact = encoding.artifact(self.config.train_length)
         if not (args[0] if args else kwargs.get("is_main_process", True)):
             return
-        folder = Path(save_directory)
         source = Path(self.config.name_or_path) / TOKENIZER
-        partial = folder / ".saving"
-        partial.mkdir(parents=True, exist_ok=True)
-        save_model(partial / "model", self.transformer.config, weights, artifact, source if source.is_file() else None)
-        for path in (partial / "model").iterdir():
-            path.replace(folder / path.name)
-        shutil.rmtree(partial)
+        with staged(Path(save_directory), last=CONFIG) as partial:
+            save_model(partial, self.transformer.config, weights, artifact, source if source.is_file() else None)
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         """Takes the names of weights with and without what this class puts before them."""

@@ -83,7 +83,7 @@ def llama_cpp_table(config: Mapping[str, Any], factors: Array) -> Table:
     for band in range(len(factors)):
         angles[band] = angle
         angle = np.float32(angle * theta)
-    return Table(angles / factors, 1.0)
+    return Table(angles / factors, config.get("rope_attention_factor", 1.0))
 
 
 TABLES: dict[str, Callable[[Mapping[str, Any]], Table]] = {

@@ -20,11 +20,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lerope.interop.apertus import apertus_config, apertus_frequencies, apertus_weights, extended_frequencies
+from lerope.interop.files import flush
 from lerope.interop.recipe import longrope_config
+from lerope.interop.temperature import folded
 from lerope.interop.tokenizer import Pieces, tokenizer_files
 from lerope.model.saved import CONFIG, FREQUENCIES, WEIGHTS, load_model
 from lerope.model.transformer import Transformer
-from lerope.rotary.artifact import Frequencies
 from lerope.rotary.extension import Extension, Method, extend
 from lerope.rotary.frequencies import check_choice, check_count
 from lerope.runs import RUN, provenance, read_run
@@ -34,6 +35,8 @@ Dtype = Literal["float32", "bfloat16"]
 EXPORT = "export.json"
 GGUF = "model.gguf"
 TOKENIZER = "tokenizer.model"
+# What a reader of export.json relies on.
+_RECORD = ("kind", "format", "dtype", "length", "logit_scale", "attention_factor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +85,8 @@ def export(
         model_or_run_dir: a run's directory, a ladder model, or a converted transformers model.
         directory: a folder that does not exist or is empty.
         format: `hf` for a Hugging Face folder (transformers, vLLM, SGLang, mlx-lm, TensorRT-LLM), `gguf` for llama.cpp.
-        length: bake an extension to this many tokens in; its temperature goes into the weights of queries.
+        length: bake an extension to this many tokens in; its temperature goes into the weights of queries, in layers
+            that turn them.
         method: how to extend; see `lerope.extend`.
         temperature: of `yarn` and `dominant_band`; see `lerope.extend`.
         dominant_band: which band `dominant_band` slows.
@@ -196,7 +200,8 @@ def _export_ladder(source: _Source, folder: Path, request: Request) -> None:
     if pieces is not None:
         (folder / TOKENIZER).write_bytes(pieces.content)
     frequencies.save(folder / FREQUENCIES)
-    _write_record(folder, request, source.train_length, extension.logit_scale, source.label)
+    made = {"kind": "ladder", "dtype": dtype, "attention_factor": 1.0, "run": source.label}
+    _write_record(folder, request, source.train_length, extension.logit_scale, made)
 
 
 def _write_folder(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], pieces: Pieces | None) -> None:
@@ -250,7 +255,7 @@ def _export_converted(model: Any, folder: Path, request: Request) -> None:
     own = next(iter(kinds.values())).frequencies().detach().cpu()
     extension = _extension(own, train_length, request)
     assert isinstance(extension.logit_scale, float)
-    with _folded(model, extension.logit_scale):
+    with folded(model, extension.logit_scale):
         # Engines and llama.cpp's converter stumble over weights they do not know; config.json has the frequencies.
         learned = tuple(f"{name}." for name, module in model.named_modules() if module is rotary)
         state = {name: value for name, value in model.state_dict().items() if not name.startswith(learned)}
@@ -266,7 +271,13 @@ def _export_converted(model: Any, folder: Path, request: Request) -> None:
         saved = replace(encoding.artifact(train_length), frequencies=extension.frequencies.tolist(), log_scales=None)
         saved.save(folder / FREQUENCIES)
     _save_tokenizer(model, folder, request)
-    _write_record(folder, request, train_length, extension.logit_scale, None)
+    made = {
+        "kind": "converted",
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "attention_factor": rotary.scaling.get(SHARED),
+        "run": None,
+    }
+    _write_record(folder, request, train_length, extension.logit_scale, made)
 
 
 def _check_converted(model: Any, request: Request) -> None:
@@ -285,67 +296,6 @@ def _check_converted(model: Any, request: Request) -> None:
         raise ValueError("dtype is for ladder models; call model.to(dtype) before exporting a converted one.")
 
 
-@contextlib.contextmanager
-def _folded(model: nn.Module, scale: float) -> Iterator[None]:
-    """While this lasts every layer's attention logits are multiplied by `scale` through its weights."""
-    kept: list[tuple[Tensor, Tensor]] = []
-    try:
-        if scale != 1.0:
-            layers = [m for m in model.modules() if _query(m) is not None]
-            if not layers:
-                raise ValueError(
-                    f"the temperature cannot be folded into {type(model).__name__}, whose queries have unknown "
-                    "weights; pass temperature=0."
-                )
-            with torch.no_grad():
-                for layer in layers:
-                    _scale_queries(layer, scale, kept)
-        yield
-    finally:
-        with torch.no_grad():
-            for weight, before in kept:
-                weight.copy_(before)
-
-
-def _query(layer: Any) -> nn.Module | None:
-    """The module that decides the size of a layer's queries: a norm if there is one, else their projection."""
-    projection = getattr(layer, "q_proj", None) or getattr(layer, "qkv_proj", None)
-    norm = getattr(layer, "q_norm", None)
-    if not isinstance(projection, nn.Module):
-        return None
-    return norm if isinstance(norm, nn.Module) and any(True for _ in norm.parameters()) else projection
-
-
-def _scale_queries(layer: Any, scale: float, kept: list[tuple[Tensor, Tensor]]) -> None:
-    query = _query(layer)
-    assert query is not None
-    parameters = [p for _, p in query.named_parameters(recurse=False)]
-    kept += [(p, p.detach().clone()) for p in parameters]
-    if query is getattr(layer, "q_norm", None):
-        _scale_norm(layer.q_norm, parameters[0], scale)
-        return
-    rows = None
-    if query is getattr(layer, "qkv_proj", None):  # queries come first in what is fused
-        config = layer.config
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        rows = config.num_attention_heads * head_dim
-    for parameter in parameters:
-        parameter[:rows] = (parameter[:rows].double() * scale).to(parameter.dtype)
-
-
-def _scale_norm(norm: nn.Module, gain: Tensor, scale: float) -> None:
-    """Changes a norm's gain so that its output is scaled; some norms have a gain of 1 + weight."""
-    probe = torch.linspace(-1, 1, 2 * len(gain), device=gain.device, dtype=gain.dtype).view(2, -1)
-    wanted = norm(probe).float() * scale
-    before = gain.detach().double()
-    tolerance = 1e-4 if gain.dtype == torch.float32 else 2e-2
-    for changed in (before * scale, (1 + before) * scale - 1):
-        gain.copy_(changed)
-        if torch.allclose(norm(probe).float(), wanted, rtol=tolerance, atol=1e-6):
-            return
-    raise ValueError(f"the temperature cannot be folded into {type(norm).__name__}; pass temperature=0.")
-
-
 def _save_tokenizer(model: Any, folder: Path, request: Request) -> None:
     tokenizer = request.tokenizer
     home = Path(str(getattr(model.config, "_name_or_path", "") or "."))
@@ -361,12 +311,11 @@ def _save_tokenizer(model: Any, folder: Path, request: Request) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _write_record(
-    folder: Path, request: Request, train_length: int, logit_scale: float, label: dict[str, Any] | None
-) -> None:
-    """export.json: what was asked for and where the model comes from."""
+def _write_record(folder: Path, request: Request, train_length: int, logit_scale: float, made: dict[str, Any]) -> None:
+    """export.json: what was asked for, what was made and where the model comes from."""
     extended = request.length is not None
     content = {
+        **made,
         "format": request.format,
         "train_length": train_length,
         "length": request.length,
@@ -374,7 +323,6 @@ def _write_record(
         "temperature": request.temperature if extended else None,
         "dominant_band": request.dominant_band if extended else None,
         "logit_scale": logit_scale,
-        "run": label,
         "provenance": provenance(),
     }
     _write_json(folder / EXPORT, content)
@@ -385,9 +333,15 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _check_target(target: Path) -> None:
-    if target.exists() and not target.is_dir():
+    try:
+        target.stat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ValueError(f"directory {target} cannot be reached ({error.strerror}); name another one.") from None
+    if not target.is_dir():
         raise ValueError(f"directory must be a folder; {target} is a file.")
-    if target.is_dir() and any(target.iterdir()):
+    if any(target.iterdir()):
         raise ValueError(f"directory {target} is not empty; name a new folder, export overwrites nothing.")
 
 
@@ -399,20 +353,19 @@ def _whole(target: Path) -> Iterator[Path]:
     try:
         partial.mkdir(parents=True)
         yield partial
-        for path in (*partial.iterdir(), partial):
-            handle = os.open(path, os.O_RDONLY)
-            os.fsync(handle)
-            os.close(handle)
+        flush(partial)
         partial.replace(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def read_export(folder: Path) -> tuple[dict[str, Any], Frequencies]:
-    """What an exported folder says about itself: export.json and its frequencies."""
+def read_export(folder: Path) -> dict[str, Any]:
+    """What export.json says about an exported folder."""
     try:
-        record = json.loads((folder / EXPORT).read_text(encoding="utf-8"))
-        record["format"], record["length"], record["logit_scale"]
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError):
+        record: dict[str, Any] = json.loads((folder / EXPORT).read_text(encoding="utf-8"))
+        missing = [name for name in _RECORD if name not in record]
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, TypeError):
         raise ValueError(f"{folder} must be a folder that lerope.export wrote; its {EXPORT} cannot be read.") from None
-    return record, Frequencies.load(folder / FREQUENCIES)
+    if missing:
+        raise ValueError(f"{folder / EXPORT} does not say {', '.join(missing)}; export the model again.")
+    return record

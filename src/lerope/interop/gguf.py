@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from lerope.interop.apertus import XIELU
+from lerope.interop.export_hf import read_export
 from lerope.interop.recipe import STILL
 from lerope.interop.tokenizer import NORMAL, UNUSED, Pieces
+from lerope.model.saved import FREQUENCIES
 from lerope.rotary.artifact import Frequencies
 
 Array = npt.NDArray[np.float32]
@@ -136,13 +138,14 @@ def write_gguf(
     _check_written(path, config, weights, frequencies)
 
 
-def put_factors(path: Path, target: Path, frequencies: Frequencies | None) -> None:
-    """Copies a GGUF file and gives it these frequencies: for files that llama.cpp's converter wrote without them.
+def put_factors(path: Path, target: Path, folder: Path | None) -> None:
+    """Copies a GGUF file that llama.cpp's converter made of an exported folder, with the folder's frequencies in it.
 
     Args:
         path: the file to copy; its architecture must be one in which llama.cpp reads the factors.
         target: the file to write; must not exist.
-        frequencies: None takes the factors out, to see what they do.
+        folder: what `lerope.export` wrote: its frequencies and its attention factor count. None takes the factors out,
+            to see what they do.
     """
     gguf = _gguf()
     if target.exists():
@@ -151,7 +154,11 @@ def put_factors(path: Path, target: Path, frequencies: Frequencies | None) -> No
     architecture = _value(reader, "general.architecture")
     if architecture not in READS_FACTORS:
         refuse_architecture(architecture)
-    if frequencies is not None:
+    attention_key = gguf.Keys.Rope.SCALING_ATTN_FACTOR.format(arch=architecture)
+    frequencies = None
+    attention_factor = _optional(reader, attention_key, 1.0)
+    if folder is not None:
+        frequencies, attention_factor = Frequencies.load(folder / FREQUENCIES), read_export(folder)["attention_factor"]
         _check_fit(reader, path, architecture, frequencies)
     partial = target.with_name(f".{target.name}.partial")
     try:
@@ -163,6 +170,8 @@ def put_factors(path: Path, target: Path, frequencies: Frequencies | None) -> No
             inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
             writer.add_key_value(field.name, field.contents(), kind, sub_type=inner)
         writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+        if attention_factor != 1:
+            writer.add_float32(attention_key, attention_factor)
         if frequencies is not None:
             writer.add_tensor(FACTORS, rope_factors(frequencies))
         for tensor in reader.tensors:
@@ -217,6 +226,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], Array]:
         "rms_norm_eps": own("attention.layer_norm_rms_epsilon"),
         "rope_theta": own("rope.freq_base"),
         "rope_scaling_type": own("rope.scaling.type"),
+        "rope_attention_factor": _optional(reader, f"{ARCHITECTURE}.rope.scaling.attn_factor", 1.0),
         "max_position_embeddings": own("context_length"),
     }
     stored = {
@@ -272,6 +282,11 @@ def _value(reader: Any, key: str) -> Any:
     if field is None:
         raise ValueError(f"the GGUF file has no key {key}; export it again.")
     return field.contents()
+
+
+def _optional(reader: Any, key: str, otherwise: float) -> float:
+    field = reader.get_field(key)
+    return otherwise if field is None else float(field.contents())
 
 
 def _gguf() -> Any:

@@ -20,7 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from lerope.interop.files import staged
 from lerope.interop.recipe import longrope_config
+from lerope.model.saved import CONFIG
 from lerope.rotary.encodings import Encoding, FrozenRoPE, LeRoPE, assign
 from lerope.rotary.frequencies import Layout
 
@@ -61,38 +63,61 @@ def convert(model: "PreTrainedModel", encoding: str = "lerope") -> "PreTrainedMo
     }
     scaling = {kind: float(getattr(module, _named(kind, "attention_scaling"))) for kind in kinds}
     rotary = Rotary(encodings, scaling, layout, casts)
-    rotary.restored = bool(saved)
+    # Plain transformers passes over frequencies in a checkpoint only under this name and where layers share them.
+    rotary.in_weights = SHARED in kinds and name.endswith("rotary_emb")
     model.set_submodule(name, rotary)
     plain: Any = type(model)
     model.__class__ = _converted_class(plain)
-    if SHARED not in kinds or not name.endswith("rotary_emb"):
-        # Plain transformers passes over frequencies in a checkpoint only under this name and where layers share them.
+    if not rotary.in_weights:
         ours = [f"{name}.{key}" for key in rotary.state_dict()]
         model._keys_to_ignore_on_save = [*(model._keys_to_ignore_on_save or []), *ours]
     return model
 
 
 def rotary_of(model: nn.Module) -> "Rotary":
-    """The rotary module of a converted model, however wrapped; its `encodings` hold the frequencies."""
-    found = [m for m in model.modules() if isinstance(m, Rotary)]
-    if not found:
-        raise ValueError(f"model must be converted with lerope.convert first; got {type(model).__name__}.")
-    return found[-1]  # PEFT keeps the module it copied before the copy that learns
+    """The rotary module of a converted model, however wrapped; its `encodings` hold the frequencies.
+
+    Where PEFT keeps copies of it for adapters this is the one in use.
+    """
+    for module in model.modules():
+        if isinstance(module, Rotary):
+            return module
+        copies = getattr(module, "modules_to_save", None)
+        original = getattr(module, "original_module", None)
+        if isinstance(copies, nn.ModuleDict) and isinstance(original, Rotary):
+            wrapper: Any = module
+            active = [] if wrapper.disable_adapters else [name for name in wrapper.active_adapters if name in copies]
+            found: Any = copies[active[0]] if active else original
+            assert isinstance(found, Rotary)
+            return found
+    raise ValueError(f"model must be converted with lerope.convert first; got {type(model).__name__}.")
+
+
+def saved_sets(rotary: "Rotary") -> dict[str, Any]:
+    """Everything that is needed to go on from a rotary module's frequencies, for JSON, by kind of layer."""
+    sets = {}
+    for kind, encoding in rotary.encodings.items():
+        sets[kind] = {"parametrization": encoding.parametrization, "theta": encoding.theta.tolist()}
+        if isinstance(encoding, LeRoPE):
+            sets[kind]["alpha"] = encoding.whole(encoding.alpha).detach().tolist()
+    return sets
 
 
 @torch.no_grad()
-def restore(model: nn.Module, folder: str | os.PathLike[str]) -> None:
-    """Sets the frequencies of a converted model to those of a folder that its `save_pretrained` wrote."""
-    path = Path(folder) / "config.json"
-    if not path.is_file():
-        raise ValueError(f"{folder} has no config.json with frequencies to go on from; load and convert a folder.")
-    content = json.loads(path.read_text(encoding="utf-8"))
-    parts = [part for part in (content, *content.values()) if isinstance(part, dict) and ENTRY in part]
-    sets = parts[0][ENTRY]["sets"] if parts else {}
+def set_frequencies(model: nn.Module, sets: dict[str, Any]) -> None:
+    """Sets the frequencies of a converted model to what `saved_sets` gave."""
     encodings = rotary_of(model).encodings
     if set(sets) != set(encodings):
-        raise ValueError(f"{path} must have frequencies for {', '.join(encodings)}; got {', '.join(sets) or 'none'}.")
+        raise ValueError(
+            f"the model has frequencies for {', '.join(encodings)}, but the saved ones are for {', '.join(sets)}."
+        )
     for kind, encoding in encodings.items():
+        stored = sets[kind]["parametrization"]
+        if encoding.parametrization != stored:
+            raise ValueError(
+                f"the saved frequencies were learned with parametrization={stored}, not {encoding.parametrization}; "
+                f"convert the model with encoding='lerope,parametrization={stored}'."
+            )
         assign(encoding.theta, torch.tensor(sets[kind]["theta"]))
         if isinstance(encoding, LeRoPE):
             assign(encoding.alpha, torch.tensor(sets[kind]["alpha"]))
@@ -118,7 +143,10 @@ class Rotary(nn.Module):
         self.scaling = scaling
         self.layout = layout
         self.casts = casts
-        self.restored = False
+        self.in_weights = True
+        """Whether `save_pretrained` writes the frequencies among the weights; else config.json alone has them."""
+        self.warns = True
+        """Whether to tell of weights that bring no frequencies."""
 
     @property
     def encodings(self) -> dict[str, Encoding]:
@@ -142,10 +170,10 @@ class Rotary(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         learns = any(p.requires_grad for p in self.parameters())
-        if learns and not self.restored and not any(key.startswith(f"{prefix}inv_freq.") for key in state_dict):
+        if learns and self.warns and not any(key.startswith(f"{prefix}inv_freq.") for key in state_dict):
             warnings.warn(
-                "the checkpoint holds no learned frequencies, so they stay as they are; to go on from a folder that "
-                "save_pretrained wrote, load and convert that folder.",
+                "these weights hold no learned frequencies, so the model keeps those it has, which is right only if it "
+                "was converted from their folder; else load and convert that folder, or resume with LeropeCallback.",
                 stacklevel=2,
             )
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -199,27 +227,23 @@ class _Converted:
                 "call model.push_to_hub(name)."
             )
         model: Any = self
-        entry, frequencies, scaling = _saved(rotary_of(model))
-        super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
-        path = Path(save_directory) / "config.json"
-        is_main_process = args[0] if args else kwargs.get("is_main_process", True)
-        if is_main_process and path.is_file():
-            content = json.loads(path.read_text(encoding="utf-8"))
-            written = longrope_config(model.config.get_text_config().to_dict(), frequencies, scaling)
-            section = _section(model.config)
-            part = content if section is None else content.setdefault(section, {})
-            for key in (*_WRITTEN, *_LEGACY):
-                part.pop(key, None)
-            kept = [key for key in _WRITTEN if key in written and not _is_property(model.config.get_text_config(), key)]
-            part |= {key: written[key] for key in kept} | {ENTRY: entry}
-            partial = path.with_name(f".{path.name}.{os.getpid()}")
-            partial.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-            partial.replace(path)
+        rotary = rotary_of(model)
+        # FSDP2 gathers here, so every process takes part.
+        sets, frequencies = saved_sets(rotary), {k: e.frequencies().detach().cpu() for k, e in rotary.encodings.items()}
+        with staged(Path(save_directory), last=CONFIG, replaces=_WEIGHTS) as partial:
+            super().save_pretrained(partial, *args, **kwargs)  # type: ignore[misc]
+            if (partial / CONFIG).is_file():  # only the main process writes it
+                content = json.loads((partial / CONFIG).read_text(encoding="utf-8"))
+                _put_frequencies(content, model.config, frequencies, rotary.scaling, sets)
+                text = json.dumps(content, indent=2, sort_keys=True) + "\n"
+                (partial / CONFIG).write_text(text, encoding="utf-8")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _empty, (self.plain,), self.__dict__
 
 
+# Of an earlier save in more or fewer parts, transformers might read these in place of the new ones.
+_WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
 # Fields of config.json that the recipe decides.
 _WRITTEN = ("rope_parameters", "partial_rotary_factor", "original_max_position_embeddings", "head_dim")
 # Keys for older engines: `lerope.export` writes them, but Trainer cannot resume from a config.json that has them.
@@ -239,18 +263,21 @@ def _empty(plain: type) -> Any:
     return made.__new__(made)
 
 
-def _saved(rotary: Rotary) -> tuple[dict[str, Any], Any, Any]:
-    """What config.json gets: our entry, the frequencies and the attention factors."""
-    sets, frequencies = {}, {}
-    for kind, encoding in rotary.encodings.items():
-        frequencies[kind] = encoding.frequencies().detach().cpu()
-        sets[kind] = {"parametrization": encoding.parametrization, "theta": encoding.theta.tolist()}
-        if isinstance(encoding, LeRoPE):
-            sets[kind]["alpha"] = encoding.whole(encoding.alpha).detach().tolist()
-    entry = {"sets": sets}
+def _put_frequencies(
+    content: dict[str, Any], config: Any, frequencies: dict[str, Tensor], scaling: dict[str, float], sets: Any
+) -> None:
+    """Writes frequencies into the content of config.json, for plain transformers and for us."""
+    text = config.get_text_config()
     if SHARED in frequencies:
-        return entry, frequencies[SHARED], rotary.scaling[SHARED]
-    return entry, frequencies, rotary.scaling
+        written = longrope_config(text.to_dict(), frequencies[SHARED], scaling[SHARED])
+    else:
+        written = longrope_config(text.to_dict(), frequencies, scaling)
+    section = _section(config)
+    part = content if section is None else content.setdefault(section, {})
+    for key in (*_WRITTEN, *_LEGACY):
+        part.pop(key, None)
+    part |= {key: written[key] for key in _WRITTEN if key in written and not _is_property(text, key)}
+    part[ENTRY] = {"sets": sets}
 
 
 def _is_property(config: Any, key: str) -> bool:
