@@ -12,7 +12,7 @@ import lerope
 
 SOURCE = Path(lerope.__file__).parent
 
-# Which other folders each may import; cli and launch may import everything.
+# Which other folders each may import; bench, cli and launch may import everything.
 BELOW = {
     "rotary": set(),
     "data": set(),
@@ -24,7 +24,7 @@ BELOW = {
     "analyze": {"rotary", "model", "data", "train", "evaluate", "interop"},
     "report": {"scaling"},
 }
-FREE = {"cli", "launch"}
+FREE = {"bench", "cli", "launch"}
 # Modules of the package's own folder that describe files, and the folders that come after training's beginning.
 FILES = {"lerope.runs", "lerope.results"}
 READS_FILES = {"train", "evaluate", "analyze", "scaling", "report", "interop"}

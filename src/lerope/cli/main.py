@@ -26,6 +26,7 @@ COMMANDS = {
     "ladder": ("lerope.cli.ladder", "run a study: the paper's by name, or one of your own"),
     "export": ("lerope.cli.export", "write a run for transformers and serving engines"),
     "verify": ("lerope.cli.verify", "whether engines compute what an exported model is"),
+    "bench": ("lerope.cli.bench", "how fast this machine trains, against its ceilings and peers"),
 }
 
 
