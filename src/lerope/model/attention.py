@@ -31,24 +31,20 @@ class DocumentMask:
             `sdpa` works everywhere and writes out a dense mask.
             `flex` needs CUDA and skips blocks of the mask that are empty: good for short documents.
             `varlen` needs CUDA and 16 bits: FlashAttention over documents end to end.
-            `cudnn` needs CUDA and 16 bits: cuDNN's causal kernel on whole rows, and FlashAttention once more on those
-            rows that hold several documents: good where these are few.
+            `cudnn` needs CUDA, 16 bits and nvidia-cudnn-frontend: cuDNN over documents end to end, the fastest on
+            Hopper.
             None takes flex on CUDA and sdpa elsewhere; `lerope.model.fastest` measures.
-        device: where to attend; that of the ids unless given. Ids on the CPU for attention on a GPU save `varlen` and
-            `cudnn` from waiting for them.
+        num_documents: an upper bound of how many documents there are, each counted anew in every row. `varlen` and
+            `cudnn` otherwise wait for the device to count them.
     """
 
     __slots__ = ("backend", "block", "dense", "packed")
 
     def __init__(
-        self,
-        document_ids: Tensor | None,
-        backend: Backend | None = None,
-        device: torch.device | None = None,
+        self, document_ids: Tensor | None, backend: Backend | None = None, num_documents: int | None = None
     ):
-        device = document_ids.device if document_ids is not None and device is None else device
-        on_cuda = device is not None and device.type == "cuda"
-        self.backend: Backend = backend or ("flex" if on_cuda and document_ids is not None else "sdpa")
+        on_cuda = document_ids is not None and document_ids.is_cuda
+        self.backend: Backend = backend or ("flex" if on_cuda else "sdpa")
         self.dense: Tensor | None = None
         self.block: Any = None
         self.packed: packed_attention.Packed | None = None
@@ -63,15 +59,17 @@ class DocumentMask:
                 f"{tuple(document_ids.shape)}."
             )
         if self.backend == "sdpa":
-            document_ids = moved(document_ids, device)
             same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
             self.dense = same.tril_()
         elif not on_cuda:
-            raise ValueError(f"backend {self.backend!r} needs a CUDA device; got document_ids on {device}.")
+            raise ValueError(
+                f"backend {self.backend!r} needs a CUDA device; got document_ids on {document_ids.device}."
+            )
         elif self.backend == "flex":
-            self.block = _block_mask(moved(document_ids, device))
+            self.block = _block_mask(document_ids)
         else:
-            self.packed = packed_attention.Packed(document_ids.cpu(), device, self.backend == "cudnn")
+            library: packed_attention.Library = "cudnn" if self.backend == "cudnn" else "flash"
+            self.packed = packed_attention.Packed(document_ids, library, num_documents)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """softmax(q k / sqrt(head_dim)) v over the tokens each query may see."""
@@ -96,14 +94,10 @@ def obstacle(backend: Backend, device: torch.device, dtype: torch.dtype) -> str 
         return f"attention must be auto or sdpa on a {device.type.upper()}; got {backend!r}, which needs a CUDA device."
     if backend in ("varlen", "cudnn") and dtype not in (torch.bfloat16, torch.float16):
         return f"attention must be auto, sdpa or flex in float32; got {backend!r}, which needs 16 bits: train in bf16."
+    missing = packed_attention.obstacle() if backend == "cudnn" else None
+    if missing is not None:
+        return f"attention 'cudnn' cannot run: {missing}; pip install 'lerope[cudnn]', or take auto."
     return None
-
-
-def moved(tensor: Tensor, device: torch.device | None) -> Tensor:
-    """A tensor on a device, without waiting for a GPU."""
-    if device is None or tensor.device == device:
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _block_mask(document_ids: Tensor) -> Any:

@@ -88,7 +88,7 @@ def _chunks(x: Tensor, weight: Tensor, targets: Tensor) -> list[tuple[Tensor, Te
 
 def _losses_(logits: Tensor, targets: Tensor, z_weight: float, gradient: bool) -> tuple[Tensor, Tensor]:
     """Each row's loss in float32 or wider, and the gradient of their sum by the logits, which are used up."""
-    if obstacle("auto", logits, frequencies=logits.new_empty(0, dtype=torch.float32)) is None:
+    if obstacle(logits) is None:
         from lerope.model.triton_loss import cross_entropy_
 
         return cross_entropy_(logits, targets, z_weight, gradient), logits

@@ -15,6 +15,7 @@ from lerope.model.attention import Backend, DocumentMask
 from lerope.model.config import ModelConfig
 from lerope.model.loss import Head
 from lerope.rotary.encodings import Encoding
+from lerope.rotary.kernels import obstacle
 from lerope.rotary.rotate import Rotation
 
 
@@ -49,9 +50,19 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (rows, length, width) -> the same shape."""
         x = self.up(x)
-        x = functional.relu(x).square() if self.squared_relu else functional.gelu(x)
+        x = functional.relu(x).square() if self.squared_relu else _gelu(x)
         out: Tensor = self.down(x)
         return out
+
+
+def _gelu(x: Tensor) -> Tensor:
+    """Exact GELU, by a kernel of our own where rounding to 16 bits hides its small error."""
+    if x.element_size() > 2 or obstacle(x) is not None:
+        return functional.gelu(x)
+    from lerope.model.triton_gelu import gelu
+
+    out: Tensor = gelu(x)
+    return out
 
 
 class Block(nn.Module):
@@ -64,11 +75,24 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, rotation: Rotation, mask: DocumentMask) -> Tensor:
-        """x (rows, length, width) -> the same shape."""
+    def forward(
+        self, x: Tensor, branch: Tensor, rotation: Rotation, mask: DocumentMask
+    ) -> tuple[Tensor, Tensor]:
+        """(rows, length, width) each: the residual stream, and what is still to be added to it.
+
+        The last addition is left to whoever comes next: compiled, it is then one kernel with the norm that follows.
+        """
+        x = x + branch
         x = x + self.attention(self.attention_norm(x), rotation, mask)
-        out: Tensor = x + self.mlp(self.mlp_norm(x))
-        return out
+        return x, self.mlp(self.mlp_norm(x))
+
+
+class LastNorm(nn.RMSNorm):
+    """The norm before the head, of the stream and what is still to be added to it."""
+
+    def forward(self, x: Tensor, branch: Tensor) -> Tensor:
+        """(rows, length, width) each -> the same shape, in the dtype that a linear layer would compute in."""
+        return super().forward(x + branch).to(branch.dtype)
 
 
 class Transformer(nn.Module):
@@ -82,7 +106,7 @@ class Transformer(nn.Module):
         self.encoding = encoding
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.norm = LastNorm(config.width, eps=config.norm_eps)
         self.head = Head(config.width, config.vocab_size)
         self.recompute = False
         """Activation checkpointing: keep only the inputs of blocks for the backward pass and compute the rest again."""
@@ -140,12 +164,14 @@ class Transformer(nn.Module):
                 positions = torch.arange(length, device=tokens.device)
             rotations = self._rotations(positions, 0 if centres is None else centres, length)
         x = self.embedding(tokens)
+        branch = torch.zeros_like(x, dtype=_branch_dtype(x))
         for block, rotation in zip(self.blocks, rotations, strict=True):
+            inputs = (x, branch, rotation, mask)
             if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(block, x, rotation, mask, use_reentrant=False, preserve_rng_state=False)
+                x, branch = checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = block(x, rotation, mask)
-        out: Tensor = self.norm(x)
+                x, branch = block(*inputs)
+        out: Tensor = self.norm(x, branch)
         return out
 
     def _rotations(self, positions: Tensor, origin: Tensor | int, length: int) -> list[Rotation]:
@@ -154,3 +180,9 @@ class Transformer(nn.Module):
         if self.encoding.num_layers is None:
             return [self.encoding.rotation(positions, None, origin, length)] * num_layers
         return [self.encoding.rotation(positions, layer, origin, length) for layer in range(num_layers)]
+
+
+def _branch_dtype(x: Tensor) -> torch.dtype:
+    """What linear layers compute in here."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

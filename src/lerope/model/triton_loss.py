@@ -6,39 +6,57 @@ import triton.language as tl
 from torch import Tensor
 
 # Logits a program holds at a time; measured on an H200.
-_BLOCK = 8192
-_WARPS = 8
+_BLOCK = 16384
+_WARPS = 16
 
 
 @triton.jit
-def _cross_entropy(logits, targets, losses, row_stride, num_logits, z_weight, GRADIENT: tl.constexpr, BLOCK: tl.constexpr):
+def _cross_entropy(
+    logits, targets, losses, row_stride, num_logits, z_weight,
+    GRADIENT: tl.constexpr, HAS_Z: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """One program a row: the logsumexp in float32, the loss, then the gradient in place."""
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * row_stride
     target = tl.load(targets + row)
     column = tl.arange(0, BLOCK)
+    log2e = 1.4426950408889634
     greatest = float("-inf")
     total = 0.0
     for first in range(0, num_logits, BLOCK):
         x = tl.load(start + first + column, mask=first + column < num_logits, other=float("-inf")).to(tl.float32)
         higher = tl.maximum(greatest, tl.max(x, axis=0))
-        total = total * tl.exp(greatest - higher) + tl.sum(tl.exp(x - higher), axis=0)
+        total *= tl.exp2((greatest - higher) * log2e)
+        total += tl.sum(tl.exp2(x * log2e - higher * log2e), axis=0)
         greatest = higher
     logsumexp = greatest + tl.log(total)
     counts = target >= 0
     found = tl.load(start + tl.maximum(target, 0)).to(tl.float32)
-    loss = logsumexp - found + z_weight * logsumexp * logsumexp
+    loss = logsumexp - found
+    factor = tl.where(counts, 1.0, 0.0)
+    if HAS_Z:
+        loss += z_weight * logsumexp * logsumexp
+        factor *= 1.0 + 2.0 * z_weight * logsumexp
     tl.store(losses + row, tl.where(counts, loss, 0.0))
     if GRADIENT:
-        factor = tl.where(counts, 1.0 + 2.0 * z_weight * logsumexp, 0.0)
-        # Every thread has to have read the target's logit before it is written over.
+        shift = logsumexp * log2e
+        if not HAS_Z:
+            # e^-inf = 0 makes the row of a target that does not count vanish without a product for each logit.
+            shift = tl.where(counts, shift, float("inf"))
+        # Every thread must have read the target's logit before it is written over.
         tl.debug_barrier()
         for first in range(0, num_logits, BLOCK):
             inside = first + column < num_logits
-            x = tl.load(start + first + column, mask=inside, other=float("-inf")).to(tl.float32)
-            slope = tl.exp(x - logsumexp) * factor
-            slope = tl.where(first + column == target, slope - 1.0, slope)
+            x = tl.load(start + first + column, mask=inside, other=0.0).to(tl.float32)
+            slope = tl.exp2(x * log2e - shift)
+            if HAS_Z:
+                slope *= factor
             tl.store(start + first + column, slope.to(logits.dtype.element_ty), mask=inside)
+        tl.debug_barrier()
+        slope = tl.exp2(found * log2e - shift)
+        if HAS_Z:
+            slope *= factor
+        tl.store(start + target, (slope - 1.0).to(logits.dtype.element_ty), mask=counts)
 
 
 def cross_entropy_(logits: Tensor, targets: Tensor, z_weight: float, gradient: bool) -> Tensor:
@@ -51,7 +69,7 @@ def cross_entropy_(logits: Tensor, targets: Tensor, z_weight: float, gradient: b
     """
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     _cross_entropy[(len(logits),)](
-        logits, targets, losses, logits.stride(0), logits.shape[1], z_weight, GRADIENT=gradient, BLOCK=_BLOCK,
-        num_warps=_WARPS,
+        logits, targets, losses, logits.stride(0), logits.shape[1], z_weight, GRADIENT=gradient,
+        HAS_Z=z_weight != 0, BLOCK=_BLOCK, num_warps=_WARPS,
     )  # fmt: skip
     return losses

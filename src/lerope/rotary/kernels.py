@@ -29,7 +29,11 @@ def choose(kernel: Kernel, *tensors: Tensor, frequencies: Tensor) -> Choice:
     """What will turn these tensors; raises where `triton` was asked for and cannot."""
     if kernel == "reference":
         return Choice("reference", "asked for")
-    reason = obstacle(kernel, *tensors, frequencies=frequencies)
+    reason = obstacle(*tensors, frequencies, interpreted=kernel == "triton")
+    if reason is None and frequencies.dtype != torch.float32:
+        reason = f"the frequencies are {frequencies.dtype}"
+    if reason is None and frequencies.ndim > 2 and frequencies.requires_grad:
+        reason = "frequencies that learn have more than two dimensions"
     if reason is None:
         return Choice("triton")
     if kernel == "triton":
@@ -37,21 +41,19 @@ def choose(kernel: Kernel, *tensors: Tensor, frequencies: Tensor) -> Choice:
     return Choice("reference", reason)
 
 
-def obstacle(kernel: Kernel, *tensors: Tensor, frequencies: Tensor) -> str | None:
-    """What keeps the fused kernel from running; None if nothing does."""
+def obstacle(*tensors: Tensor, interpreted: bool = False) -> str | None:
+    """What keeps Triton kernels from taking these tensors; None if nothing does.
+
+    Args:
+        interpreted: whether Triton's interpreter will do, which takes tensors on the CPU.
+    """
     if not _HAS_TRITON:
         return "triton is not installed"
-    by_name = _INTERPRETED and kernel == "triton"
-    for tensor in (*tensors, frequencies):
+    for tensor in tensors:
         if hasattr(tensor, "full_tensor"):
             return "it takes no DTensor"
-        if tensor.device.type != "cuda" and not by_name:
+        if tensor.device.type != "cuda" and not (interpreted and _INTERPRETED):
             return f"it needs a CUDA device and the tensors are on {tensor.device.type}"
-    for tensor in tensors:
         if tensor.dtype not in _DTYPES:
             return f"it takes no {tensor.dtype}"
-    if frequencies.dtype != torch.float32:
-        return f"the frequencies are {frequencies.dtype}"
-    if frequencies.ndim > 2 and frequencies.requires_grad:
-        return "frequencies that learn have more than two dimensions"
     return None

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from lerope.rotary.frequencies import Layout, check_choice, check_count, check_frequencies, check_rotary_dim
-from lerope.rotary.kernels import Choice, Kernel, choose, obstacle
+from lerope.rotary.kernels import Choice, Kernel, choose
 
 # Elements the CPU works on at a time: the temporaries of one tile then stay in its cache.
 _TILE_ELEMENTS = 1 << 19
@@ -128,11 +129,15 @@ class Rotation:
         self.index: Tensor | None = None
         if length is not None:
             check_count("length", length)
-            fuses = kernel != "reference" and obstacle(kernel, frequencies=frequencies) is None
+            fuses = choose(kernel, frequencies=frequencies).kernel == "triton"
             if fuses and positions.ndim > 1 and frequencies.ndim <= 2:
-                self.index = positions.to(torch.int32).contiguous()
+                outside = (positions < 0) | (positions >= length)
+                self.index = positions.masked_fill(outside, length).to(torch.int32)
                 positions = torch.arange(length, device=positions.device)
         phases = _phases(positions, frequencies).detach()
+        if self.index is not None:
+            # One more entry, for positions that are not as promised.
+            phases = functional.pad(phases, (0, 0, 0, 0, 0, 1), value=math.nan)
         self.cos, self.sin = phases.cos(), phases.sin()
 
     def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -206,14 +211,16 @@ class Rotation:
     ) -> tuple[Tensor, Tensor]:
         from lerope.rotary.triton_rotary import rotary
 
-        index = self.index
+        cos, sin = (t.reshape(-1, *t.shape[-2:]) for t in (self.cos, self.sin))
+        index, offsets = self.index, self.offsets[..., 0, 0]
         if index is not None:
             index = index.expand(q.shape[:-2]).contiguous()
-        shape = (-1, *self.cos.shape[-2:])
+        if index is not None or offsets.numel() != len(cos):
+            offsets = offsets.expand(q.shape[:-2])
+        half = self.layout == "half"
         out: tuple[Tensor, Tensor] = rotary(
-            q, k, self.frequencies, self.cos.reshape(shape), self.sin.reshape(shape), index, self.offsets.flatten(),
-            self.layout == "half", q_gain, k_gain, eps,
-        )  # fmt: skip
+            q, k, self.frequencies, cos, sin, index, offsets.flatten(), half, q_gain, k_gain, eps
+        )
         return out
 
     def _check(self, name: str, x: Tensor) -> None:

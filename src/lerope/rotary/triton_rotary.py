@@ -15,7 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 # Programs that share the tokens of a backward pass; fixed, so that sums are the same on every device.
-_BACKWARD_PROGRAMS = 1024
+_BACKWARD_PROGRAMS = 4096
+# Iterations of it that are in flight at once.
+_STAGES = 3
+# The tile of a program that adds up their sums.
+_SUM_ROWS, _SUM_COLUMNS = 512, 16
 # Elements of a token that one program takes at most; more heads go to further programs.
 _MAX_ELEMENTS = 8192
 
@@ -53,27 +57,33 @@ def _put_pair(start, a, b, inside, BANDS: tl.constexpr, PADDED: tl.constexpr, HA
 
 @triton.jit
 def _angles(
-    cos, sin, index, token, head, num_tokens, num_table,
+    cos, sin, index, token, head, here, num_table,
     HAS_INDEX: tl.constexpr, SETS: tl.constexpr, HEADS: tl.constexpr, BANDS: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """cos and sin of each band, (tokens, 1 or heads, bands); NaN where a position lies outside the table."""
+    """cos and sin of each band, (tokens, 1 or heads, bands), and each token's entry in the tables."""
     if HAS_INDEX:
-        row = tl.load(index + token, mask=token < num_tokens, other=0)
-        known = (row >= 0) & (row < num_table)
+        row = tl.load(index + token, mask=here, other=0)
     else:
         row = token % num_table
-        known = token < num_tokens
     band = tl.arange(0, PADDED)[None, None, :]
     place = row.to(tl.int64) * (SETS * BANDS)
-    keep = known & (band < BANDS)
+    keep = here & (band < BANDS)
     if SETS > 1:
         place += (head // (HEADS // SETS)) * BANDS
         keep &= head < HEADS
     c = tl.load(cos + place + band, mask=keep, other=0.0)
     s = tl.load(sin + place + band, mask=keep, other=0.0)
-    if HAS_INDEX:
-        c = tl.where(known, c, float("nan"))
-    return c, s
+    return c, s, row
+
+
+@triton.jit
+def _tokens_left(token, num_tokens, FULL: tl.constexpr):
+    """Which tokens there are; where blocks are FULL all, and masks then cost nothing."""
+    if FULL:
+        here = tl.full((1, 1, 1), True, tl.int1)
+    else:
+        here = token < num_tokens
+    return here
 
 
 @triton.jit
@@ -87,17 +97,16 @@ def _starts(x, token, head, length, row_stride, token_stride, head_stride):
 def _forward_part(
     x, out, gain, cos, sin, index, length, num_tokens, num_table, row_stride, token_stride, head_stride, eps,
     HEADS: tl.constexpr, DIM: tl.constexpr, BANDS: tl.constexpr, SETS: tl.constexpr, HALF: tl.constexpr,
-    HAS_INDEX: tl.constexpr, NORM: tl.constexpr,
+    HAS_INDEX: tl.constexpr, NORM: tl.constexpr, FULL: tl.constexpr,
     TOKENS: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr, PADDED_REST: tl.constexpr,
 ):  # fmt: skip
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS))[:, None, None]
     head = (tl.program_id(1) * PADDED_HEADS + tl.arange(0, PADDED_HEADS))[None, :, None]
-    inside = (token < num_tokens) & (head < HEADS)
+    here = _tokens_left(token, num_tokens, FULL)
+    inside = here & (head < HEADS)
     start = _starts(x, token, head, length, row_stride, token_stride, head_stride)
     target = out + (token.to(tl.int64) * HEADS + head) * DIM
-    c, s = _angles(
-        cos, sin, index, token, head, num_tokens, num_table, HAS_INDEX, SETS, HEADS, BANDS, PADDED
-    )  # fmt: skip
+    c, s, _ = _angles(cos, sin, index, token, head, here, num_table, HAS_INDEX, SETS, HEADS, BANDS, PADDED)
     a, b = _pair(start, inside, BANDS, PADDED, HALF)
     rest = 2 * BANDS + tl.arange(0, PADDED_REST)[None, None, :]
     keep = inside & (rest < DIM)
@@ -124,31 +133,32 @@ def _forward(
     q_length, k_length, num_tokens, num_table, eps,
     q_row_stride, q_token_stride, q_head_stride, k_row_stride, k_token_stride, k_head_stride,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, DIM: tl.constexpr, BANDS: tl.constexpr, SETS: tl.constexpr,
-    HALF: tl.constexpr, HAS_INDEX: tl.constexpr, NORM: tl.constexpr,
+    HALF: tl.constexpr, HAS_INDEX: tl.constexpr, NORM: tl.constexpr, FULL: tl.constexpr,
     TOKENS: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr, PADDED_REST: tl.constexpr,
 ):  # fmt: skip
     """Programs (block of tokens, block of heads, queries or keys)."""
     if tl.program_id(2) == 0:
         _forward_part(
             q, q_out, q_gain, cos, sin, index, q_length, num_tokens, num_table, q_row_stride, q_token_stride,
-            q_head_stride, eps, Q_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM,
+            q_head_stride, eps, Q_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM, FULL,
             TOKENS, PADDED_HEADS, PADDED, PADDED_REST,
         )  # fmt: skip
     else:
         _forward_part(
             k, k_out, k_gain, cos, sin, index, k_length, num_tokens, num_table, k_row_stride, k_token_stride,
-            k_head_stride, eps, K_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM,
+            k_head_stride, eps, K_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM, FULL,
             TOKENS, PADDED_HEADS, PADDED, PADDED_REST,
         )  # fmt: skip
 
 
 @triton.jit
 def _backward_part(
-    grad, saved, out, gain, cos, sin, index, offsets, frequency_sums, gain_sums,
-    grad_length, saved_length, num_tokens, num_table, num_offsets, eps,
+    grad, saved, out, gain, cos, sin, index, offsets, sums,
+    grad_length, saved_length, num_tokens, num_table, eps,
     grad_row_stride, grad_token_stride, grad_head_stride, saved_row_stride, saved_token_stride, saved_head_stride,
     HEADS: tl.constexpr, DIM: tl.constexpr, BANDS: tl.constexpr, SETS: tl.constexpr, HALF: tl.constexpr,
-    HAS_INDEX: tl.constexpr, NORM: tl.constexpr, LEARN: tl.constexpr,
+    HAS_INDEX: tl.constexpr, NORM: tl.constexpr, FULL: tl.constexpr,
+    LEARN: tl.constexpr, OWN_OFFSETS: tl.constexpr, STAGES: tl.constexpr,
     TOKENS: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr, PADDED_REST: tl.constexpr,
 ):  # fmt: skip
     head = (tl.program_id(1) * PADDED_HEADS + tl.arange(0, PADDED_HEADS))[None, :, None]
@@ -162,51 +172,46 @@ def _backward_part(
             gain_tail = tl.load(gain + rest, mask=rest < DIM, other=0.0).to(tl.float32)
             sum_tail = tl.zeros((TOKENS, PADDED_HEADS, PADDED_REST), tl.float32)
     num_programs = tl.num_programs(0)
-    for block in range(tl.program_id(0), tl.cdiv(num_tokens, TOKENS), num_programs):
+    for block in tl.range(tl.program_id(0), tl.cdiv(num_tokens, TOKENS), num_programs, num_stages=STAGES):
         token = (block * TOKENS + tl.arange(0, TOKENS))[:, None, None]
-        inside = (token < num_tokens) & (head < HEADS)
+        here = _tokens_left(token, num_tokens, FULL)
+        inside = here & (head < HEADS)
         start = _starts(grad, token, head, grad_length, grad_row_stride, grad_token_stride, grad_head_stride)
         target = out + (token.to(tl.int64) * HEADS + head) * DIM
-        c, s = _angles(
-            cos, sin, index, token, head, num_tokens, num_table, HAS_INDEX, SETS, HEADS, BANDS, PADDED
-        )  # fmt: skip
+        c, s, row = _angles(cos, sin, index, token, head, here, num_table, HAS_INDEX, SETS, HEADS, BANDS, PADDED)
         # Turned back: the gradient before the rotation.
         turned_a, turned_b = _pair(start, inside, BANDS, PADDED, HALF)
-        grad_a = tl.where(inside, turned_a * c + turned_b * s, 0.0)
-        grad_b = tl.where(inside, turned_b * c - turned_a * s, 0.0)
+        grad_a = turned_a * c + turned_b * s
+        grad_b = turned_b * c - turned_a * s
         keep = inside & (rest < DIM)
         if NORM or LEARN:
             origin = _starts(saved, token, head, saved_length, saved_row_stride, saved_token_stride, saved_head_stride)
             a, b = _pair(origin, inside, BANDS, PADDED, HALF)
         if LEARN:
-            offset = tl.load(offsets + token % num_offsets, mask=token < num_tokens, other=0.0)
+            offset = tl.load(offsets + (token if OWN_OFFSETS else row), mask=here, other=0.0)
         if NORM:
-            # x -> x * scale * gain: what follows is its gradient, with x's own factor taken out first.
+            # x -> x * scale * gain. Both sums over a head are taken at once, of x as it is.
             squares = tl.sum(a * a + b * b, axis=2, keep_dims=True)
+            along_a = grad_a * a
+            along_b = grad_b * b
+            along = tl.sum(along_a * gain_a + along_b * gain_b, axis=2, keep_dims=True)
             if DIM > 2 * BANDS:
                 tail = tl.load(origin + rest, mask=keep, other=0.0).to(tl.float32)
                 grad_tail = tl.load(start + rest, mask=keep, other=0.0).to(tl.float32)
                 squares += tl.sum(tail * tail, axis=2, keep_dims=True)
-            scale = tl.rsqrt(squares / DIM + eps)
-            a *= scale
-            b *= scale
+                along += tl.sum(grad_tail * tail * gain_tail, axis=2, keep_dims=True)
+            scale = tl.rsqrt(squares * (1.0 / DIM) + eps)
+            sum_a += along_a * scale
+            sum_b += along_b * scale
             if LEARN:
-                turning += (grad_b * (a * gain_a) - grad_a * (b * gain_b)) * offset
-            sum_a += grad_a * a
-            sum_b += grad_b * b
-            grad_a *= gain_a
-            grad_b *= gain_b
-            along = tl.sum(grad_a * a + grad_b * b, axis=2, keep_dims=True)
+                turning += (grad_b * a * gain_a - grad_a * b * gain_b) * (scale * offset)
+            pull = along * scale * scale * scale * (1.0 / DIM)
+            grad_a = grad_a * (gain_a * scale) - a * pull
+            grad_b = grad_b * (gain_b * scale) - b * pull
             if DIM > 2 * BANDS:
-                tail *= scale
-                sum_tail += grad_tail * tail
-                grad_tail *= gain_tail
-                along += tl.sum(grad_tail * tail, axis=2, keep_dims=True)
-            along /= DIM
-            grad_a = (grad_a - a * along) * scale
-            grad_b = (grad_b - b * along) * scale
-            if DIM > 2 * BANDS:
-                tl.store(target + rest, ((grad_tail - tail * along) * scale).to(out.dtype.element_ty), mask=keep)
+                sum_tail += grad_tail * tail * scale
+                grad_tail = grad_tail * (gain_tail * scale) - tail * pull
+                tl.store(target + rest, grad_tail.to(out.dtype.element_ty), mask=keep)
         else:
             if LEARN:
                 # `saved` is the rotated output, so that the incoming gradient goes with it as it is.
@@ -214,18 +219,18 @@ def _backward_part(
             if DIM > 2 * BANDS:
                 tl.store(target + rest, tl.load(start + rest, mask=keep), mask=keep)
         _put_pair(target, grad_a, grad_b, inside, BANDS, PADDED, HALF)
+    # A row of sums for each program: of the frequencies, of its heads where these have their own, and of the gain.
     band = tl.arange(0, PADDED)
-    program = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    own: tl.constexpr = BANDS * (PADDED_HEADS if SETS > 1 else 1) * LEARN
+    place = sums + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * (own + DIM * NORM)
     if LEARN:
         if SETS > 1:
             number = tl.arange(0, PADDED_HEADS)[:, None]
-            place = frequency_sums + (program * PADDED_HEADS + number) * BANDS + band[None, :]
-            tl.store(place, tl.sum(turning, axis=0), mask=(band < BANDS)[None, :])
+            tl.store(place + number * BANDS + band[None, :], tl.sum(turning, axis=0), mask=(band < BANDS)[None, :])
         else:
-            place = frequency_sums + program * BANDS + band
-            tl.store(place, tl.sum(tl.sum(turning, axis=0), axis=0), mask=band < BANDS)
+            tl.store(place + band, tl.sum(tl.sum(turning, axis=0), axis=0), mask=band < BANDS)
     if NORM:
-        place = gain_sums + program * DIM
+        place += own
         a = tl.sum(tl.sum(sum_a, axis=0), axis=0)
         b = tl.sum(tl.sum(sum_b, axis=0), axis=0)
         if HALF:
@@ -240,29 +245,46 @@ def _backward_part(
 
 
 @triton.jit
+def _add_rows(rows, out, num_rows, num_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Sums of columns; programs (block of columns, queries or keys). The second stage, in one fixed order."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    start = rows + tl.program_id(1) * num_rows * num_columns
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for first in range(0, num_rows, ROWS):
+        row = first + tl.arange(0, ROWS)[:, None]
+        keep = (row < num_rows) & (column < num_columns)
+        total += tl.load(start + row * num_columns + column, mask=keep, other=0.0)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    tl.store(out + tl.program_id(1) * num_columns + column, tl.sum(total, axis=0), mask=column < num_columns)
+
+
+@triton.jit
 def _backward(
     q_grad, k_grad, q_saved, k_saved, q_out, k_out, q_gain, k_gain, cos, sin, index, offsets,
-    q_frequency_sums, k_frequency_sums, q_gain_sums, k_gain_sums,
-    qg_length, kg_length, qs_length, ks_length, num_tokens, num_table, num_offsets, eps,
+    q_sums, k_sums,
+    qg_length, kg_length, qs_length, ks_length, num_tokens, num_table, eps,
     qg_row, qg_token, qg_head, kg_row, kg_token, kg_head, qs_row, qs_token, qs_head, ks_row, ks_token, ks_head,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, DIM: tl.constexpr, BANDS: tl.constexpr, SETS: tl.constexpr,
-    HALF: tl.constexpr, HAS_INDEX: tl.constexpr, NORM: tl.constexpr, LEARN: tl.constexpr,
+    HALF: tl.constexpr, HAS_INDEX: tl.constexpr, NORM: tl.constexpr, FULL: tl.constexpr,
+    LEARN: tl.constexpr, OWN_OFFSETS: tl.constexpr, STAGES: tl.constexpr,
     TOKENS: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr, PADDED_REST: tl.constexpr,
 ):  # fmt: skip
     """Programs (share of the tokens, block of heads, queries or keys)."""
     if tl.program_id(2) == 0:
         _backward_part(
-            q_grad, q_saved, q_out, q_gain, cos, sin, index, offsets, q_frequency_sums, q_gain_sums,
-            qg_length, qs_length, num_tokens, num_table, num_offsets, eps,
+            q_grad, q_saved, q_out, q_gain, cos, sin, index, offsets, q_sums,
+            qg_length, qs_length, num_tokens, num_table, eps,
             qg_row, qg_token, qg_head, qs_row, qs_token, qs_head,
-            Q_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM, LEARN, TOKENS, PADDED_HEADS, PADDED, PADDED_REST,
+            Q_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM, FULL, LEARN, OWN_OFFSETS, STAGES,
+            TOKENS, PADDED_HEADS, PADDED, PADDED_REST,
         )  # fmt: skip
     else:
         _backward_part(
-            k_grad, k_saved, k_out, k_gain, cos, sin, index, offsets, k_frequency_sums, k_gain_sums,
-            kg_length, ks_length, num_tokens, num_table, num_offsets, eps,
+            k_grad, k_saved, k_out, k_gain, cos, sin, index, offsets, k_sums,
+            kg_length, ks_length, num_tokens, num_table, eps,
             kg_row, kg_token, kg_head, ks_row, ks_token, ks_head,
-            K_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM, LEARN, TOKENS, PADDED_HEADS, PADDED, PADDED_REST,
+            K_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM, FULL, LEARN, OWN_OFFSETS, STAGES,
+            TOKENS, PADDED_HEADS, PADDED, PADDED_REST,
         )  # fmt: skip
 
 
@@ -288,7 +310,7 @@ def rotary(
         cos, sin: float32 tables, (entries, 1 or key heads, bands).
         index: each token's entry in the tables; without it token t has entry t modulo the number of entries.
         offsets: float32, what each token's share in the gradient of the frequencies is multiplied with: its position
-            from any origin of its document. Token t has offset t modulo their number.
+            from any origin of its document. One for each token, or one for each entry.
         half: the layout.
         q_gain, k_gain: (head_dim,) each, or None for no norm.
         eps: the norm's.
@@ -304,7 +326,7 @@ def rotary(
             *(x for x, *_ in views), *outs, *gains, cos, sin, cos if index is None else index,
             *(length for _, length, *_ in views), size.num_tokens, len(cos), eps,
             *(stride for _, _, *strides in views for stride in strides),
-            *size.constants, TOKENS=tokens, **size.padded, num_warps=num_warps,
+            *size.constants, FULL=size.num_tokens % tokens == 0, TOKENS=tokens, **size.padded, num_warps=num_warps,
         )  # fmt: skip
     return outs[0], torch.empty(0, dtype=q.dtype, device=q.device) if k is None else outs[1]
 
@@ -324,8 +346,8 @@ def rotary_backward(
     k_gain: Tensor | None,
     eps: float,
     learn: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, the frequencies (1 or key heads, bands) and both gains; what is not asked for is empty.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q and k, and sums of which `_gradients` makes those of frequencies and gains.
 
     `saved` is the input where there is a norm, else the output, and there only needed to `learn` frequencies.
     """
@@ -336,33 +358,37 @@ def rotary_backward(
     views = [_strided(x) for x in (*grads, *saved)]
     tokens, num_warps = tile(size.elements, backward=True, norm=size.norm)
     programs = max(1, min(_BACKWARD_PROGRAMS, triton.cdiv(size.num_tokens, tokens)))
-    parts = 1 if k_grad is None else 2
-    of_heads = size.padded["PADDED_HEADS"] if size.sets > 1 else 1
-    new = {"dtype": torch.float32, "device": q_grad.device}
-    frequency_sums = torch.empty(2, programs, size.head_blocks * of_heads if learn else 0, size.bands, **new)
-    gain_sums = torch.empty(2, programs, size.head_blocks if size.norm else 0, size.dim, **new)
+    parts, columns = 1 if k_grad is None else 2, size.columns(learn)
+    rows = torch.empty(parts, programs, size.head_blocks * columns, dtype=torch.float32, device=q_grad.device)
     gains = (q_grad, q_grad) if q_gain is None else (q_gain, q_gain if k_gain is None else k_gain)
     _backward[(programs, size.head_blocks, parts)](
-        *(x for x, *_ in views), *outs, *gains, cos, sin, cos if index is None else index, offsets,
-        *frequency_sums.unbind(), *gain_sums.unbind(),
-        *(length for _, length, *_ in views), size.num_tokens, len(cos), len(offsets), eps,
+        *(x for x, *_ in views), *outs, *gains, cos, sin, cos if index is None else index, offsets, rows[0], rows[-1],
+        *(length for _, length, *_ in views), size.num_tokens, len(cos), eps,
         *(stride for _, _, *strides in views for stride in strides),
-        *size.constants, LEARN=learn, TOKENS=tokens, **size.padded, num_warps=num_warps,
+        *size.constants, FULL=size.num_tokens % tokens == 0, LEARN=learn,
+        OWN_OFFSETS=len(offsets) == size.num_tokens, STAGES=_STAGES, TOKENS=tokens, **size.padded, num_warps=num_warps,
     )  # fmt: skip
-    frequencies = torch.empty(0, **new)
-    if learn:
-        # (parts, heads, bands): the second stage of the sum, in one fixed order.
-        sums = frequency_sums[:parts].sum(1)
-        if size.sets == 1:
-            frequencies = sums.sum((0, 1))[None]
-        else:
-            heads = [size.q_heads, size.k_heads][:parts]
-            frequencies = torch.stack(
-                [part[:count].view(size.sets, -1, size.bands).sum(1) for part, count in zip(sums, heads, strict=True)]
-            ).sum(0)
-    nothing = torch.empty(0, dtype=q_grad.dtype, device=q_grad.device)
-    gain_grads = [gain_sums[part].sum((0, 1)) if size.norm and part < parts else torch.empty(0, **new) for part in (0, 1)]
-    return outs[0], nothing if k_grad is None else outs[1], frequencies, gain_grads[0], gain_grads[1]
+    sums = torch.empty(parts, rows.shape[2], dtype=torch.float32, device=q_grad.device)
+    if sums.numel():
+        grid = (triton.cdiv(rows.shape[2], _SUM_COLUMNS), parts)
+        _add_rows[grid](rows, sums, programs, rows.shape[2], ROWS=_SUM_ROWS, COLUMNS=_SUM_COLUMNS, num_warps=8)
+    return outs[0], outs[1] if parts == 2 else q_grad.new_empty(0), sums.view(parts, size.head_blocks, columns)
+
+
+def _gradients(sums: Tensor, size: "_Size", learn: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Of the frequencies, (1 or key heads, bands), and of the gains of q and k, from (q and k, blocks of heads, sums)."""
+    own, gains = sums[..., : size.columns(learn) - size.norm * size.dim], sums[..., -size.dim :].sum(1)
+    frequencies = None
+    if learn and size.sets == 1:
+        frequencies = own.sum((0, 1))[None]
+    elif learn:
+        heads = own.reshape(len(sums), -1, size.bands)
+        counts = (size.q_heads, size.k_heads)[: len(sums)]
+        of_sets = [part[:count].unflatten(0, (size.sets, -1)).sum(1) for part, count in zip(heads, counts, strict=True)]
+        frequencies = torch.stack(of_sets).sum(0)
+    if not size.norm:
+        return frequencies, None, None
+    return frequencies, gains[0], gains[1] if len(gains) == 2 else None
 
 
 def tile(elements: int, backward: bool, norm: bool) -> tuple[int, int]:
@@ -373,6 +399,11 @@ def tile(elements: int, backward: bool, norm: bool) -> tuple[int, int]:
 
 class _Size:
     """The sizes a launch needs, from its arguments."""
+
+    def columns(self, learn: bool) -> int:
+        """Sums that a program of the backward pass leaves."""
+        own_heads = self.padded["PADDED_HEADS"] if self.sets > 1 else 1
+        return self.bands * own_heads * learn + self.dim * self.norm
 
     def __init__(
         self, q: Tensor, k: Tensor | None, cos: Tensor, index: Tensor | None, half: bool, gain: Tensor | None
@@ -425,12 +456,11 @@ def _(
     q_grad: Tensor, k_grad: Tensor | None, q_saved: Tensor | None, k_saved: Tensor | None, cos: Tensor, sin: Tensor,
     index: Tensor | None, offsets: Tensor, half: bool, q_gain: Tensor | None, k_gain: Tensor | None, eps: float,
     learn: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    q = q_grad.new_empty(q_grad.shape)
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    size = _Size(q_grad, k_grad, cos, index, half, q_gain)
     k = q_grad.new_empty(0) if k_grad is None else k_grad.new_empty(k_grad.shape)
-    frequencies = cos.new_empty(cos.shape[1:] if learn else 0)
-    gains = [cos.new_empty(0 if gain is None else q.shape[-1]) for gain in (q_gain, None if k_grad is None else q_gain)]
-    return q, k, frequencies, *gains
+    sums = cos.new_empty(1 if k_grad is None else 2, size.head_blocks, size.columns(learn))
+    return q_grad.new_empty(q_grad.shape), k, sums
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -447,13 +477,15 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _turn_back(ctx: Any, q_grad: Tensor, k_grad: Tensor) -> tuple[Any, ...]:
     q_saved, k_saved, cos, sin, index, offsets, q_gain, k_gain = ctx.saved_tensors
-    q, k, frequencies, *gains = rotary_backward(
-        q_grad, k_grad if ctx.has_k else None, q_saved, k_saved, cos, sin, index, offsets, ctx.half, q_gain, k_gain,
-        ctx.eps, ctx.learn,
-    )  # fmt: skip
-    gain_grads = [None if gain is None else grad.to(gain.dtype) for gain, grad in zip((q_gain, k_gain), gains)]
-    frequency_grad = frequencies.view(ctx.shape) if ctx.learn else None
-    return q, k if ctx.has_k else None, frequency_grad, None, None, None, None, None, *gain_grads, None
+    second = k_grad if ctx.has_k else None
+    q, k, sums = rotary_backward(
+        q_grad, second, q_saved, k_saved, cos, sin, index, offsets, ctx.half, q_gain, k_gain, ctx.eps, ctx.learn
+    )
+    frequencies, *gain_grads = _gradients(sums, _Size(q_grad, second, cos, index, ctx.half, q_gain), ctx.learn)
+    if frequencies is not None:
+        frequencies = frequencies.view(ctx.shape)
+    of_gains = [None if grad is None else grad.to(gain.dtype) for gain, grad in zip((q_gain, k_gain), gain_grads)]
+    return q, k if ctx.has_k else None, frequencies, None, None, None, None, None, *of_gains, None
 
 
 rotary.register_autograd(_turn_back, setup_context=_keep)

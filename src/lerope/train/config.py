@@ -13,6 +13,7 @@ from lerope.rotary.kernels import Kernel
 from lerope.train.schedule import Schedule
 
 Compile = Literal["auto", "yes", "no"]
+Graph = Literal["auto", "yes", "no"]
 Attention = Literal["auto", "sdpa", "flex", "varlen", "cudnn"]
 Tracker = Literal["tensorboard", "wandb", "trackio"]
 
@@ -163,6 +164,8 @@ class Setup:
     """Activation checkpointing: less memory, about a third more compute."""
     compile: Compile = "auto"
     """Whether to compile each block with torch.compile; auto does on CUDA."""
+    graph: Graph = "auto"
+    """Whether to record steps as CUDA graphs, which frees the host; auto does on one GPU where blocks are compiled."""
     attention: Attention = "auto"
     """How to attend; auto takes the fastest, by a measurement that is remembered for this GPU and shape."""
     kernel: Kernel = "auto"
@@ -183,7 +186,7 @@ class Setup:
             check_count(field, getattr(self, field))
         if self.micro_batch_rows is not None:
             check_count("micro_batch_rows", self.micro_batch_rows)
-        choices_of = {"parallel": Parallel, "compile": Compile, "attention": Attention, "kernel": Kernel}
+        choices_of = {"parallel": Parallel, "compile": Compile, "graph": Graph, "attention": Attention, "kernel": Kernel}
         for field, choices in choices_of.items():
             check_choice(field, getattr(self, field), choices)
         for tracker in self.trackers:

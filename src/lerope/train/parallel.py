@@ -134,8 +134,8 @@ def build(config: ModelConfig, encoding: Encoding, seed: int, setup: Setup, rank
         model = Transformer(config, encoding)
     model.recompute = setup.recompute
     if compiles(setup, ranks):
-        for block in model.blocks:
-            block.compile()
+        for module in (*model.blocks, model.norm):
+            module.compile()
     sharded = ranks.num_ranks > 1 and setup.parallel != "ddp"
     if sharded:
         _shard(model, setup.parallel, ranks)
@@ -150,6 +150,15 @@ def build(config: ModelConfig, encoding: Encoding, seed: int, setup: Setup, rank
 def compiles(setup: Setup, ranks: Ranks) -> bool:
     """Whether blocks are compiled here."""
     return setup.compile == "yes" or (setup.compile == "auto" and ranks.device.type == "cuda")
+
+
+def captures(setup: Setup, ranks: Ranks) -> bool:
+    """Whether steps are recorded as CUDA graphs here."""
+    possible = ranks.device.type == "cuda" and ranks.num_ranks == 1
+    if setup.graph == "yes" and not possible:
+        where = "a CPU" if ranks.device.type == "cpu" else f"{ranks.num_ranks} ranks"
+        raise ValueError(f"graph must be auto or no on {where}; got 'yes', which needs one rank with a CUDA device.")
+    return possible and (setup.graph == "yes" or (setup.graph == "auto" and compiles(setup, ranks)))
 
 
 def _shard(model: Transformer, parallel: Parallel, ranks: Ranks) -> None:

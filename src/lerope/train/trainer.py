@@ -2,10 +2,12 @@
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,11 +23,16 @@ from lerope.rotary.kernels import choose
 from lerope.rotary.optim import check_gradients, clip_grad_norm_, frequency_parameters, param_groups
 from lerope.runs import METRICS, read_records
 from lerope.train import checkpoint
+from lerope.train.captured import Captured
 from lerope.train.config import Recipe, Setup
 from lerope.train.metrics import Records, line
-from lerope.train.parallel import Ranks, build
+from lerope.train.parallel import Ranks, build, captures
 from lerope.train.rundir import RunDirectory
 from lerope.train.schedule import factor
+
+
+# Steps without a recording, in which everything is compiled.
+_WARM_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,10 @@ class Trainer:
         self.replica = build(recipe.model, encoding, recipe.seed, setup, ranks)
         self.model = self.replica.model
         self.model.z_weight = recipe.z_loss
+        self.captures = captures(setup, ranks)
+        self._captured: Captured | None = None
+        self._num_warm_steps = 0
+        self._num_documents = 0
         self._copies = torch.cuda.Stream(ranks.device) if ranks.device.type == "cuda" else None
         self.learns = bool(frequency_parameters(self.model))
         rates = (recipe.learning_rate, recipe.torch_weight_decay, recipe.frequency_learning_rate)
@@ -168,16 +179,18 @@ class Trainer:
         gamma = factor(recipe.schedule, step, recipe.steps, recipe.warmup_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * gamma
-        self.optimizer.zero_grad(set_to_none=True)
-        sums = torch.zeros(2, dtype=torch.float64, device=ranks.device)
         inputs = self._moved(batch)
+        scale = ranks.num_ranks / max(num_targets, 1)
+        inputs["scale"] = torch.full((), scale, dtype=torch.float64, device=ranks.device)
+        self._count_documents(batch)
+        accumulate = self._warm_accumulate()
+        sums = torch.zeros(2, dtype=torch.float64, device=ranks.device)
         starts = range(0, len(batch.tokens), self.micro_batch_rows)
         for first in starts:
+            rows = slice(first, first + self.micro_batch_rows)
+            part = {name: tensor if tensor.ndim == 0 else tensor[rows] for name, tensor in inputs.items()}
             with self.replica.sync(first == starts[-1]):
-                loss = self._loss(inputs, batch, slice(first, first + self.micro_batch_rows))
-                # Ranks' gradients are averaged, so that this gives the mean over all targets of the batch.
-                (loss * (ranks.num_ranks / max(num_targets, 1))).backward()
-            sums[0] += loss.detach()
+                sums[0] += accumulate(part, first == 0)
         if step == 0 and self.learns and recipe.row_length > 1:
             check_gradients(self.model)
         norms = clip_grad_norm_(self.model, recipe.max_norm, recipe.frequency_max_norm)
@@ -200,11 +213,12 @@ class Trainer:
         return fastest(ids, recipe.model.num_heads, recipe.model.head_dim, dtype, device)
 
     def _moved(self, batch: Batch) -> dict[str, Tensor]:
-        """What the model reads of a batch, on its device; a GPU copies while it still works on the step before."""
-        arrays = {field: getattr(batch, field) for field in ("tokens", "targets", "positions", "centres")}
+        """A batch on the device; a GPU copies it while it still works on the step before."""
+        fields = ("tokens", "targets", "positions", "document_ids", "centres")
+        arrays = {field: torch.from_numpy(getattr(batch, field)) for field in fields}
         if self._copies is None:
-            return {field: torch.from_numpy(array) for field, array in arrays.items()}
-        host = torch.stack([torch.from_numpy(array) for array in arrays.values()]).pin_memory()
+            return arrays
+        host = torch.stack(list(arrays.values())).pin_memory()
         now = torch.cuda.current_stream(self.ranks.device)
         with torch.cuda.stream(self._copies):
             copied = host.to(self.ranks.device, non_blocking=True)
@@ -212,14 +226,41 @@ class Trainer:
         copied.record_stream(now)
         return dict(zip(arrays, copied.unbind(), strict=True))
 
-    def _loss(self, inputs: dict[str, Tensor], batch: Batch, rows: slice) -> Tensor:
-        """The sum of the losses of some rows of a batch."""
-        ids = torch.from_numpy(batch.document_ids[rows])
-        mask = DocumentMask(ids, self.attention, self.ranks.device)
+    def _count_documents(self, batch: Batch) -> None:
+        """Makes room for the documents of a micro-batch; a recording with less room is made again."""
+        ids = batch.document_ids
+        ends = 1 + np.count_nonzero(ids[:, 1:] != ids[:, :-1], axis=1)
+        most = max(
+            int(ends[first : first + self.micro_batch_rows].sum())
+            for first in range(0, len(ends), self.micro_batch_rows)
+        )
+        if most > self._num_documents:
+            # With room to spare, because kernels are compiled for the number of documents and steps recorded anew.
+            self._num_documents, self._captured, self._num_warm_steps = most * 5 // 4, None, 0
+
+    def _warm_accumulate(self) -> Callable[[dict[str, Tensor], bool], Tensor]:
+        """What adds a micro-batch's gradients: from a recording once there is nothing left to compile."""
+        self._num_warm_steps += 1
+        if not self.captures or self._num_warm_steps <= _WARM_STEPS:
+            self.optimizer.zero_grad(set_to_none=True)
+            return lambda inputs, first: self._accumulate(inputs)
+        if self._captured is None:
+            self._captured = Captured(self._accumulate, self.model.parameters())
+        return self._captured
+
+    def _accumulate(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Adds the gradients of a micro-batch to those that are there; the sum of its losses."""
+        loss = self._loss(inputs)
+        # Ranks' gradients are averaged, so that `scale` gives the mean over all targets of the batch.
+        (loss * inputs["scale"]).backward()
+        return loss.detach()
+
+    def _loss(self, inputs: dict[str, Tensor]) -> Tensor:
+        """The sum of the losses of some rows."""
+        fields = ("tokens", "targets", "positions", "centres")
+        mask = DocumentMask(inputs["document_ids"], self.attention, self._num_documents)
         with self._autocast():
-            loss: Tensor = self.replica.module(
-                **{field: tensor[rows] for field, tensor in inputs.items()}, document_ids=mask
-            )
+            loss: Tensor = self.replica.module(**{field: inputs[field] for field in fields}, document_ids=mask)
         return loss
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -279,7 +320,8 @@ class Trainer:
         sums = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
         for rows in self.validation:
             batch = assemble(self.corpus.validation, rows, self.recipe.row_length)
-            sums[0] += self._loss(self._moved(batch), batch, slice(None))
+            self._count_documents(batch)
+            sums[0] += self._loss(self._moved(batch))
             sums[1] += batch.num_targets
         total, count = self.ranks.sum(sums).tolist()
         if self.records is not None:
