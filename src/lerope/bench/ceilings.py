@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import torch
 
 from lerope.bench.bench import Bench
-from lerope.bench.timing import Candidate, Parts
+from lerope.bench.timing import Candidate, Parts, Times
 from lerope.results import Ceiling
+from lerope.train.trainer import Moment
 
-MATMUL, COPY = "matmul", "copy"
+MATMUL, COPY, SUSTAINED = "matmul", "copy", "matmul for 2 s"
 
 
 def measure(bench: Bench) -> Iterator[Ceiling]:
@@ -37,6 +38,26 @@ def measure(bench: Bench) -> Iterator[Ceiling]:
             **times.timing,
         }
     bench.matmul_rate, bench.copy_rate = rates[MATMUL], rates[COPY]
+    if bench.device.type == "cuda":
+        yield _sustained(bench, size)
+
+
+def _sustained(bench: Bench, size: int) -> Ceiling:
+    """The same product until the GPU is as warm as in training; no share is taken of it."""
+    multiply = _matmul(bench, size)["whole"][0]
+    count, taken = 0, 0.0
+    start = Moment(bench.device)
+    while taken < 2.0:
+        for _ in range(100):
+            multiply()
+        end = Moment(bench.device)
+        end.wait()
+        count, taken = count + 100, end.seconds_since(start)
+    each = taken / count
+    work = 2.0 * size**3
+    what = f"as above, {count:,} one after the other"
+    row = {"name": SUSTAINED, "what": what, "work": work, "rate": work / each, "unit": "FLOP/s"}
+    return {**row, **Times((each,)).timing}  # type: ignore[typeddict-item]
 
 
 def _matmul(bench: Bench, size: int) -> Parts:

@@ -40,9 +40,7 @@ class DocumentMask:
 
     __slots__ = ("backend", "block", "dense", "packed")
 
-    def __init__(
-        self, document_ids: Tensor | None, backend: Backend | None = None, num_documents: int | None = None
-    ):
+    def __init__(self, document_ids: Tensor | None, backend: Backend | None = None, num_documents: int | None = None):
         on_cuda = document_ids is not None and document_ids.is_cuda
         self.backend: Backend = backend or ("flex" if on_cuda else "sdpa")
         self.dense: Tensor | None = None

@@ -50,27 +50,28 @@ class _SummedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, z_weight: float) -> Tensor:
         needs_x, needs_weight, *_ = ctx.needs_input_grad
-        grad_x = torch.empty_like(x) if needs_x else None
+        chunks = _chunks(x, weight, targets)
+        grad_x = torch.empty_like(x, dtype=chunks[0][0].dtype) if needs_x else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
         total = torch.zeros((), dtype=torch.float64, device=x.device)
         start = 0
-        chunks = _chunks(x, weight, targets)
         with torch.autocast(x.device.type, enabled=False):
             for h, w, target in chunks:
                 losses, slopes = _losses_(h @ w.t(), target, z_weight, needs_x or needs_weight)
                 total += losses.sum(dtype=torch.float64)
                 if grad_x is not None:
-                    grad_x[start : start + len(h)] = slopes @ w
+                    torch.mm(slopes, w, out=grad_x[start : start + len(h)])
                 if grad_weight is not None:
                     _add_product(grad_weight, slopes.t(), h)
                 start += len(h)
         ctx.save_for_backward(grad_x, grad_weight)
+        ctx.dtype = x.dtype
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        grad_x, grad_weight = (None if saved is None else saved * grad for saved in ctx.saved_tensors)
-        return grad_x, grad_weight, None, None
+        grad_x, grad_weight = (None if saved is None else _scaled(saved, grad) for saved in ctx.saved_tensors)
+        return None if grad_x is None else grad_x.to(ctx.dtype), grad_weight, None, None
 
 
 _summed_loss: Callable[..., Tensor] = _SummedLoss.apply
@@ -107,6 +108,14 @@ def _losses_(logits: Tensor, targets: Tensor, z_weight: float, gradient: bool) -
         scores *= (1.0 + 2.0 * z_weight * logsumexp)[:, None]
     scores.scatter_add_(1, targets.clamp(min=0)[:, None], scores.new_full((len(scores), 1), -1.0))
     return losses, scores.mul_(counted[:, None]).to(logits.dtype)
+
+
+def _scaled(x: Tensor, factor: Tensor) -> Tensor:
+    if obstacle(x) is not None:
+        return x * factor
+    from lerope.model.triton_loss import scaled
+
+    return scaled(x, factor)
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:

@@ -107,14 +107,21 @@ def cudnn_attention(
         q_starts, k_starts, v_starts, sum_starts: where each document starts, in elements of q, k, v and the sums, and
             where the last one ends.
     """
+    return cudnn_forward(q, k, v, lengths, q_starts, k_starts, v_starts, sum_starts)
+
+
+def cudnn_forward(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, q_starts: Tensor, k_starts: Tensor, v_starts: Tensor,
+    sum_starts: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What `cudnn_attention` gives."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     sums = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     strides = tuple(_token_stride(t) for t in (q, k, v))
-    starts = (q_starts, k_starts, v_starts, sum_starts)
     # The output lies like contiguous queries.
     own = q_starts if q.is_contiguous() else sum_starts * q.shape[-1]
     graph = _forward_graph(len(lengths), *q.shape, *strides, q.dtype, q.device)
-    graph.run(q, k, v, out, sums, lengths, *starts, own)
+    graph.run(q, k, v, out, sums, lengths, q_starts, k_starts, v_starts, sum_starts, own)
     return out, sums
 
 
@@ -124,12 +131,26 @@ def cudnn_attention_backward(
     k_starts: Tensor, v_starts: Tensor, sum_starts: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v, contiguous."""
-    grads = [torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(3)]
-    strides = tuple(_token_stride(t) for t in (q, k, v))
+    dq, dk, dv = (torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(3))
+    own = q_starts if q.is_contiguous() else sum_starts * q.shape[-1]
+    starts = (q_starts, k_starts, v_starts, sum_starts)
+    cudnn_backward(grad, q, k, v, out, sums, dq, dk, dv, own, lengths, *starts)
+    return dq, dk, dv
+
+
+def cudnn_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    grad_starts: Tensor, lengths: Tensor, q_starts: Tensor, k_starts: Tensor, v_starts: Tensor, sum_starts: Tensor,
+) -> None:  # fmt: skip
+    """Fills dq, which is contiguous, and dk and dv, in which documents start at `grad_starts`.
+
+    cuDNN 9.19 writes a wrong dq where its tokens do not lie one after the other.
+    """
+    strides = tuple(_token_stride(t) for t in (q, k, v, dk))
     own = q_starts if q.is_contiguous() else sum_starts * q.shape[-1]
     graph = _backward_graph(len(lengths), *q.shape, *strides, q.dtype, q.device)
-    graph.run(q, k, v, out, sums, grad, *grads, lengths, q_starts, k_starts, v_starts, sum_starts, own)
-    return grads[0], grads[1], grads[2]
+    starts = (q_starts, k_starts, v_starts, sum_starts)
+    graph.run(q, k, v, out, sums, grad, dq, dk, dv, lengths, *starts, own, grad_starts)
 
 
 def _token_stride(x: Tensor) -> int:
@@ -256,10 +277,10 @@ def _forward_graph(
 @cache
 def _backward_graph(
     slots: int, rows: int, length: int, heads: int, head_dim: int, q_stride: int, k_stride: int, v_stride: int,
-    dtype: torch.dtype, device: torch.device,
+    grad_stride: int, dtype: torch.dtype, device: torch.device,
 ) -> _Graph:  # fmt: skip
     build = _Builder(slots, length, heads, head_dim, dtype, device)
-    lengths, *starts, sum_starts, own = build.lengths(), *(build.starts() for _ in range(5))
+    lengths, *starts, sum_starts, own, grad_starts = build.lengths(), *(build.starts() for _ in range(6))
     strides, whole = (q_stride, k_stride, v_stride), heads * head_dim
     q, k, v = (build.heads_of(stride, start) for stride, start in zip(strides, starts, strict=True))
     out, grad = (build.heads_of(whole, own) for _ in range(2))
@@ -280,9 +301,9 @@ def _backward_graph(
         max_total_seq_len_q=rows * length,
         max_total_seq_len_kv=rows * length,
     )
-    for each in grads:
-        build.gives(each, whole, own)
-    tensors = [q, k, v, out, sums, grad, *grads, lengths, *starts, sum_starts, own]
+    for each, stride, begin in zip(grads, (whole, *(grad_stride,) * 2), (own, *(grad_starts,) * 2), strict=True):
+        build.gives(each, stride, begin)
+    tensors = [q, k, v, out, sums, grad, *grads, lengths, *starts, sum_starts, own, grad_starts]
     return _Graph(build.graph, build.handle, tensors, device)
 
 

@@ -19,6 +19,21 @@ from lerope.rotary.kernels import obstacle
 from lerope.rotary.rotate import Rotation
 
 
+class AddNorm(nn.RMSNorm):
+    """A branch added to the residual stream, and the RMS norm of the sum."""
+
+    def forward(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """(..., width) each -> x + branch, and its norm in the branch's dtype."""
+        if obstacle(x, branch, self.weight) is None:
+            from lerope.model.triton_norm import add_norm
+
+            assert self.eps is not None
+            total, normed, _ = add_norm(x, branch, self.weight, self.eps)
+            return total, normed
+        total = x + branch
+        return total, super().forward(total).to(branch.dtype)
+
+
 class Attention(nn.Module):
     """Multi-head attention with one RMS norm for queries and one for keys, each over the dimensions of a head."""
 
@@ -32,9 +47,17 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotation: Rotation, mask: DocumentMask) -> Tensor:
         """x (rows, length, width) -> the same shape."""
-        q, k, v = self.qkv(x).unflatten(-1, self.split).unbind(-3)
-        q, k = (t.to(v.dtype) for t in rotation.after_norm(q, k, self.q_norm, self.k_norm))
-        out: Tensor = self.out(mask.attend(q, k, v).flatten(-2))
+        qkv = self.qkv(x).unflatten(-1, self.split)
+        q, k, v = qkv.unbind(-3)
+        fused = rotation.fused(q, k, self.q_norm, self.k_norm) if mask.backend == "cudnn" else None
+        if fused is not None and mask.packed is not None:
+            from lerope.model.fused_attention import attend
+
+            attended = attend(qkv, fused, mask.packed)
+        else:
+            q, k = (t.to(v.dtype) for t in rotation.after_norm(q, k, self.q_norm, self.k_norm))
+            attended = mask.attend(q, k, v)
+        out: Tensor = self.out(attended.flatten(-2))
         return out
 
 
@@ -70,29 +93,19 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.attention_norm = AddNorm(config.width, eps=config.norm_eps)
         self.attention = Attention(config)
-        self.mlp_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.mlp_norm = AddNorm(config.width, eps=config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(
-        self, x: Tensor, branch: Tensor, rotation: Rotation, mask: DocumentMask
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, branch: Tensor, rotation: Rotation, mask: DocumentMask) -> tuple[Tensor, Tensor]:
         """(rows, length, width) each: the residual stream, and what is still to be added to it.
 
-        The last addition is left to whoever comes next: compiled, it is then one kernel with the norm that follows.
+        The last addition is left to whoever comes next, because it is one kernel with the norm that follows.
         """
-        x = x + branch
-        x = x + self.attention(self.attention_norm(x), rotation, mask)
-        return x, self.mlp(self.mlp_norm(x))
-
-
-class LastNorm(nn.RMSNorm):
-    """The norm before the head, of the stream and what is still to be added to it."""
-
-    def forward(self, x: Tensor, branch: Tensor) -> Tensor:
-        """(rows, length, width) each -> the same shape, in the dtype that a linear layer would compute in."""
-        return super().forward(x + branch).to(branch.dtype)
+        x, normed = self.attention_norm(x, branch)
+        x, normed = self.mlp_norm(x, self.attention(normed, rotation, mask))
+        return x, self.mlp(normed)
 
 
 class Transformer(nn.Module):
@@ -106,7 +119,7 @@ class Transformer(nn.Module):
         self.encoding = encoding
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.norm = LastNorm(config.width, eps=config.norm_eps)
+        self.norm = AddNorm(config.width, eps=config.norm_eps)
         self.head = Head(config.width, config.vocab_size)
         self.recompute = False
         """Activation checkpointing: keep only the inputs of blocks for the backward pass and compute the rest again."""
@@ -164,14 +177,15 @@ class Transformer(nn.Module):
                 positions = torch.arange(length, device=tokens.device)
             rotations = self._rotations(positions, 0 if centres is None else centres, length)
         x = self.embedding(tokens)
-        branch = torch.zeros_like(x, dtype=_branch_dtype(x))
+        x = x.to(_compute_dtype(x))
+        branch = torch.zeros_like(x)
         for block, rotation in zip(self.blocks, rotations, strict=True):
             inputs = (x, branch, rotation, mask)
             if self.recompute and torch.is_grad_enabled():
                 x, branch = checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
             else:
                 x, branch = block(*inputs)
-        out: Tensor = self.norm(x, branch)
+        out: Tensor = self.norm(x, branch)[1]
         return out
 
     def _rotations(self, positions: Tensor, origin: Tensor | int, length: int) -> list[Rotation]:
@@ -182,7 +196,7 @@ class Transformer(nn.Module):
         return [self.encoding.rotation(positions, layer, origin, length) for layer in range(num_layers)]
 
 
-def _branch_dtype(x: Tensor) -> torch.dtype:
+def _compute_dtype(x: Tensor) -> torch.dtype:
     """What linear layers compute in here."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -73,3 +73,17 @@ def cross_entropy_(logits: Tensor, targets: Tensor, z_weight: float, gradient: b
         HAS_Z=z_weight != 0, BLOCK=_BLOCK, num_warps=_WARPS,
     )  # fmt: skip
     return losses
+
+
+@triton.jit
+def _scale(x, factor, out, count, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + place, mask=place < count, other=0.0).to(tl.float32) * tl.load(factor).to(tl.float32)
+    tl.store(out + place, value.to(out.dtype.element_ty), mask=place < count)
+
+
+def scaled(x: Tensor, factor: Tensor) -> Tensor:
+    """x times a number on the device; torch's own product of such a pair reads and writes one element at a time."""
+    out = torch.empty_like(x)
+    _scale[(triton.cdiv(x.numel(), 2048),)](x, factor, out, x.numel(), BLOCK=2048, num_warps=4)
+    return out

@@ -6,7 +6,7 @@ that broadcasts to (..., length, heads, bands).
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +83,20 @@ def permute_layout(
     return weight.index_select(dim, (heads[:, None] + order).flatten())
 
 
+class Arguments(NamedTuple):
+    """What the fused kernel takes besides q and k; see `triton_rotary.rotary`."""
+
+    frequencies: Tensor
+    cos: Tensor
+    sin: Tensor
+    entries: Tensor | None
+    offsets: Tensor
+    half: bool
+    q_gain: Tensor | None
+    k_gain: Tensor | None
+    eps: float
+
+
 class Rotation:
     """cos and sin for one set of positions: built once per forward pass, called by every layer.
 
@@ -153,14 +167,24 @@ class Rotation:
 
         The fused result has q's dtype and is rounded once, at the end.
         """
+        arguments = self.fused(q, k, q_norm, k_norm)
+        if arguments is None:
+            return self(q_norm(q), k_norm(k))
+        from lerope.rotary.triton_rotary import rotary
+
+        out: tuple[Tensor, Tensor] = rotary(q, k, *arguments)
+        return out
+
+    def fused(self, q: Tensor, k: Tensor, q_norm: nn.RMSNorm, k_norm: nn.RMSNorm) -> Arguments | None:
+        """What the fused kernel needs, besides q and k, to turn them after their norms; None if it cannot."""
         gains, eps = (q_norm.weight, k_norm.weight), q_norm.eps
         fits = eps is not None and eps == k_norm.eps and all(g is not None and g.shape == q.shape[-1:] for g in gains)
         same = q.shape[:-2] == k.shape[:-2] and q.dtype == k.dtype
-        if type(self) is Rotation and fits and same and self.choice(q, k, *gains).kernel == "triton":
-            self._check("q", q)
-            self._check("k", k)
-            return self._fused(q, k, *gains, eps)
-        return self(q_norm(q), k_norm(k))
+        if type(self) is not Rotation or not fits or not same or self.choice(q, k, *gains).kernel != "triton":
+            return None
+        self._check("q", q)
+        self._check("k", k)
+        return self._arguments(q, *gains, eps)
 
     def turn(self, x: Tensor, name: str = "x") -> Tensor:
         """Turns one tensor of shape (..., length, heads, head_dim)."""
@@ -201,16 +225,15 @@ class Rotation:
             lead = lead[1:]
         return lead
 
-    def _fused(
-        self,
-        q: Tensor,
-        k: Tensor | None,
-        q_gain: Tensor | None = None,
-        k_gain: Tensor | None = None,
-        eps: float = 0.0,
-    ) -> tuple[Tensor, Tensor]:
+    def _fused(self, q: Tensor, k: Tensor | None) -> tuple[Tensor, Tensor]:
         from lerope.rotary.triton_rotary import rotary
 
+        out: tuple[Tensor, Tensor] = rotary(q, k, *self._arguments(q))
+        return out
+
+    def _arguments(
+        self, q: Tensor, q_gain: Tensor | None = None, k_gain: Tensor | None = None, eps: float | None = None
+    ) -> Arguments:
         cos, sin = (t.reshape(-1, *t.shape[-2:]) for t in (self.cos, self.sin))
         index, offsets = self.index, self.offsets[..., 0, 0]
         if index is not None:
@@ -218,10 +241,7 @@ class Rotation:
         if index is not None or offsets.numel() != len(cos):
             offsets = offsets.expand(q.shape[:-2])
         half = self.layout == "half"
-        out: tuple[Tensor, Tensor] = rotary(
-            q, k, self.frequencies, cos, sin, index, offsets.flatten(), half, q_gain, k_gain, eps
-        )
-        return out
+        return Arguments(self.frequencies, cos, sin, index, offsets.flatten(), half, q_gain, k_gain, eps or 0.0)
 
     def _check(self, name: str, x: Tensor) -> None:
         check_heads(name, x, self.head_dim)

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 # Programs that share the tokens of a backward pass; fixed, so that sums are the same on every device.
-_BACKWARD_PROGRAMS = 4096
+_BACKWARD_PROGRAMS = 1056
 # Iterations of it that are in flight at once.
 _STAGES = 3
 # The tile of a program that adds up their sums.
@@ -111,7 +111,9 @@ def _forward_part(
     rest = 2 * BANDS + tl.arange(0, PADDED_REST)[None, None, :]
     keep = inside & (rest < DIM)
     if NORM:
-        gain_a, gain_b = _pair(gain + tl.zeros((1, 1, 1), tl.int32), tl.full((1, 1, 1), True, tl.int1), BANDS, PADDED, HALF)
+        gain_a, gain_b = _pair(
+            gain + tl.zeros((1, 1, 1), tl.int32), tl.full((1, 1, 1), True, tl.int1), BANDS, PADDED, HALF
+        )
         squares = tl.sum(a * a + b * b, axis=2, keep_dims=True)
         if DIM > 2 * BANDS:
             tail = tl.load(start + rest, mask=keep, other=0.0).to(tl.float32)
@@ -156,6 +158,7 @@ def _backward_part(
     grad, saved, out, gain, cos, sin, index, offsets, sums,
     grad_length, saved_length, num_tokens, num_table, eps,
     grad_row_stride, grad_token_stride, grad_head_stride, saved_row_stride, saved_token_stride, saved_head_stride,
+    out_stride,
     HEADS: tl.constexpr, DIM: tl.constexpr, BANDS: tl.constexpr, SETS: tl.constexpr, HALF: tl.constexpr,
     HAS_INDEX: tl.constexpr, NORM: tl.constexpr, FULL: tl.constexpr,
     LEARN: tl.constexpr, OWN_OFFSETS: tl.constexpr, STAGES: tl.constexpr,
@@ -165,7 +168,9 @@ def _backward_part(
     rest = 2 * BANDS + tl.arange(0, PADDED_REST)[None, None, :]
     turning = tl.zeros((TOKENS, PADDED_HEADS, PADDED), tl.float32)
     if NORM:
-        gain_a, gain_b = _pair(gain + tl.zeros((1, 1, 1), tl.int32), tl.full((1, 1, 1), True, tl.int1), BANDS, PADDED, HALF)
+        gain_a, gain_b = _pair(
+            gain + tl.zeros((1, 1, 1), tl.int32), tl.full((1, 1, 1), True, tl.int1), BANDS, PADDED, HALF
+        )
         sum_a = tl.zeros((TOKENS, PADDED_HEADS, PADDED), tl.float32)
         sum_b = tl.zeros((TOKENS, PADDED_HEADS, PADDED), tl.float32)
         if DIM > 2 * BANDS:
@@ -177,7 +182,7 @@ def _backward_part(
         here = _tokens_left(token, num_tokens, FULL)
         inside = here & (head < HEADS)
         start = _starts(grad, token, head, grad_length, grad_row_stride, grad_token_stride, grad_head_stride)
-        target = out + (token.to(tl.int64) * HEADS + head) * DIM
+        target = out + token.to(tl.int64) * out_stride + head * DIM
         c, s, row = _angles(cos, sin, index, token, head, here, num_table, HAS_INDEX, SETS, HEADS, BANDS, PADDED)
         # Turned back: the gradient before the rotation.
         turned_a, turned_b = _pair(start, inside, BANDS, PADDED, HALF)
@@ -264,6 +269,7 @@ def _backward(
     q_sums, k_sums,
     qg_length, kg_length, qs_length, ks_length, num_tokens, num_table, eps,
     qg_row, qg_token, qg_head, kg_row, kg_token, kg_head, qs_row, qs_token, qs_head, ks_row, ks_token, ks_head,
+    q_out_stride, k_out_stride,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, DIM: tl.constexpr, BANDS: tl.constexpr, SETS: tl.constexpr,
     HALF: tl.constexpr, HAS_INDEX: tl.constexpr, NORM: tl.constexpr, FULL: tl.constexpr,
     LEARN: tl.constexpr, OWN_OFFSETS: tl.constexpr, STAGES: tl.constexpr,
@@ -274,7 +280,7 @@ def _backward(
         _backward_part(
             q_grad, q_saved, q_out, q_gain, cos, sin, index, offsets, q_sums,
             qg_length, qs_length, num_tokens, num_table, eps,
-            qg_row, qg_token, qg_head, qs_row, qs_token, qs_head,
+            qg_row, qg_token, qg_head, qs_row, qs_token, qs_head, q_out_stride,
             Q_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM, FULL, LEARN, OWN_OFFSETS, STAGES,
             TOKENS, PADDED_HEADS, PADDED, PADDED_REST,
         )  # fmt: skip
@@ -282,7 +288,7 @@ def _backward(
         _backward_part(
             k_grad, k_saved, k_out, k_gain, cos, sin, index, offsets, k_sums,
             kg_length, ks_length, num_tokens, num_table, eps,
-            kg_row, kg_token, kg_head, ks_row, ks_token, ks_head,
+            kg_row, kg_token, kg_head, ks_row, ks_token, ks_head, k_out_stride,
             K_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM, FULL, LEARN, OWN_OFFSETS, STAGES,
             TOKENS, PADDED_HEADS, PADDED, PADDED_REST,
         )  # fmt: skip
@@ -315,10 +321,19 @@ def rotary(
         q_gain, k_gain: (head_dim,) each, or None for no norm.
         eps: the norm's.
     """
-    size = _Size(q, k, cos, index, half, q_gain)
+    q_out, k_out = turn(q, k, cos, sin, index, half, q_gain, k_gain, eps)
+    return q_out, torch.empty(0, dtype=q.dtype, device=q.device) if k is None else k_out
+
+
+def turn(
+    q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, index: Tensor | None, half: bool, q_gain: Tensor | None,
+    k_gain: Tensor | None, eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What `rotary` gives; nothing of meaning for a k of None."""
+    size = Size(q, k, cos, index, half, q_gain)
     outs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, q if k is None else k)]
     views = [_strided(x) for x in (q, q if k is None else k)]
-    tokens, num_warps = tile(size.elements, backward=False, norm=size.norm)
+    tokens, num_warps = tile(size.elements, backward=False)
     grid = (triton.cdiv(size.num_tokens, tokens), size.head_blocks, 1 if k is None else 2)
     gains = (q, q) if q_gain is None else (q_gain, q_gain if k_gain is None else k_gain)
     if size.num_tokens:
@@ -328,7 +343,7 @@ def rotary(
             *(stride for _, _, *strides in views for stride in strides),
             *size.constants, FULL=size.num_tokens % tokens == 0, TOKENS=tokens, **size.padded, num_warps=num_warps,
         )  # fmt: skip
-    return outs[0], torch.empty(0, dtype=q.dtype, device=q.device) if k is None else outs[1]
+    return outs[0], outs[1]
 
 
 @torch.library.custom_op("lerope::rotary_backward", mutates_args=())
@@ -347,36 +362,59 @@ def rotary_backward(
     eps: float,
     learn: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q and k, and sums of which `_gradients` makes those of frequencies and gains.
+    """Gradients of q and k, and sums of which `gradients` makes those of frequencies and gains.
 
     `saved` is the input where there is a norm, else the output, and there only needed to `learn` frequencies.
     """
-    size = _Size(q_grad, k_grad, cos, index, half, q_gain)
+    q_out = torch.empty(q_grad.shape, dtype=q_grad.dtype, device=q_grad.device)
+    k_out = torch.empty(0 if k_grad is None else k_grad.shape, dtype=q_grad.dtype, device=q_grad.device)
+    sums = turn_back(
+        q_grad, k_grad, q_saved, k_saved, q_out, q_out if k_grad is None else k_out, cos, sin, index, offsets, half,
+        q_gain, k_gain, eps, learn,
+    )  # fmt: skip
+    return q_out, k_out, sums
+
+
+def turn_back(
+    q_grad: Tensor, k_grad: Tensor | None, q_saved: Tensor | None, k_saved: Tensor | None, q_out: Tensor, k_out: Tensor,
+    cos: Tensor, sin: Tensor, index: Tensor | None, offsets: Tensor, half: bool, q_gain: Tensor | None,
+    k_gain: Tensor | None, eps: float, learn: bool,
+) -> Tensor:  # fmt: skip
+    """Fills `out` with the gradients of q and k, which may be `grad` itself; the sums that `rotary_backward` gives.
+
+    Tokens of `out` lie evenly, each with its heads side by side.
+    """
+    size = Size(q_grad, k_grad, cos, index, half, q_gain)
     grads = (q_grad, q_grad if k_grad is None else k_grad)
-    outs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in grads]
     saved = [grad if kept is None else kept for grad, kept in zip(grads, (q_saved, k_saved), strict=True)]
     views = [_strided(x) for x in (*grads, *saved)]
-    tokens, num_warps = tile(size.elements, backward=True, norm=size.norm)
-    programs = max(1, min(_BACKWARD_PROGRAMS, triton.cdiv(size.num_tokens, tokens)))
+    tokens, num_warps = tile(size.elements, backward=True)
     parts, columns = 1 if k_grad is None else 2, size.columns(learn)
+    programs = max(1, min(_BACKWARD_PROGRAMS // parts, triton.cdiv(size.num_tokens, tokens)))
     rows = torch.empty(parts, programs, size.head_blocks * columns, dtype=torch.float32, device=q_grad.device)
     gains = (q_grad, q_grad) if q_gain is None else (q_gain, q_gain if k_gain is None else k_gain)
     _backward[(programs, size.head_blocks, parts)](
-        *(x for x, *_ in views), *outs, *gains, cos, sin, cos if index is None else index, offsets, rows[0], rows[-1],
-        *(length for _, length, *_ in views), size.num_tokens, len(cos), eps,
-        *(stride for _, _, *strides in views for stride in strides),
+        *(x for x, *_ in views), q_out, k_out, *gains, cos, sin, cos if index is None else index, offsets, rows[0],
+        rows[-1], *(length for _, length, *_ in views), size.num_tokens, len(cos), eps,
+        *(stride for _, _, *strides in views for stride in strides), q_out.stride(-3), k_out.stride(-3),
         *size.constants, FULL=size.num_tokens % tokens == 0, LEARN=learn,
         OWN_OFFSETS=len(offsets) == size.num_tokens, STAGES=_STAGES, TOKENS=tokens, **size.padded, num_warps=num_warps,
     )  # fmt: skip
-    sums = torch.empty(parts, rows.shape[2], dtype=torch.float32, device=q_grad.device)
+    return add_rows(rows).view(parts, size.head_blocks, columns)
+
+
+def add_rows(rows: Tensor) -> Tensor:
+    """(parts, rows, columns) -> (parts, columns), summed in one fixed order."""
+    parts, num_rows, columns = rows.shape
+    sums = torch.empty(parts, columns, dtype=torch.float32, device=rows.device)
     if sums.numel():
-        grid = (triton.cdiv(rows.shape[2], _SUM_COLUMNS), parts)
-        _add_rows[grid](rows, sums, programs, rows.shape[2], ROWS=_SUM_ROWS, COLUMNS=_SUM_COLUMNS, num_warps=8)
-    return outs[0], outs[1] if parts == 2 else q_grad.new_empty(0), sums.view(parts, size.head_blocks, columns)
+        grid = (triton.cdiv(columns, _SUM_COLUMNS), parts)
+        _add_rows[grid](rows, sums, num_rows, columns, ROWS=_SUM_ROWS, COLUMNS=_SUM_COLUMNS, num_warps=8)
+    return sums
 
 
-def _gradients(sums: Tensor, size: "_Size", learn: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Of the frequencies, (1 or key heads, bands), and of the gains of q and k, from (q and k, blocks of heads, sums)."""
+def gradients(sums: Tensor, size: "Size", learn: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Of the frequencies, (1 or key heads, bands), and of both gains, from sums (q and k, blocks of heads, columns)."""
     own, gains = sums[..., : size.columns(learn) - size.norm * size.dim], sums[..., -size.dim :].sum(1)
     frequencies = None
     if learn and size.sets == 1:
@@ -391,13 +429,13 @@ def _gradients(sums: Tensor, size: "_Size", learn: bool) -> tuple[Tensor | None,
     return frequencies, gains[0], gains[1] if len(gains) == 2 else None
 
 
-def tile(elements: int, backward: bool, norm: bool) -> tuple[int, int]:
+def tile(elements: int, backward: bool) -> tuple[int, int]:
     """Tokens a program takes at a time and its warps, for tokens of so many elements; measured on an H200."""
     tokens = max(1, 1024 // elements)
-    return tokens, max(1, min(8, tokens * elements // 512))
+    return tokens, max(2 if backward else 1, min(8, tokens * elements // 1024))
 
 
-class _Size:
+class Size:
     """The sizes a launch needs, from its arguments."""
 
     def columns(self, learn: bool) -> int:
@@ -457,7 +495,7 @@ def _(
     index: Tensor | None, offsets: Tensor, half: bool, q_gain: Tensor | None, k_gain: Tensor | None, eps: float,
     learn: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    size = _Size(q_grad, k_grad, cos, index, half, q_gain)
+    size = Size(q_grad, k_grad, cos, index, half, q_gain)
     k = q_grad.new_empty(0) if k_grad is None else k_grad.new_empty(k_grad.shape)
     sums = cos.new_empty(1 if k_grad is None else 2, size.head_blocks, size.columns(learn))
     return q_grad.new_empty(q_grad.shape), k, sums
@@ -481,10 +519,12 @@ def _turn_back(ctx: Any, q_grad: Tensor, k_grad: Tensor) -> tuple[Any, ...]:
     q, k, sums = rotary_backward(
         q_grad, second, q_saved, k_saved, cos, sin, index, offsets, ctx.half, q_gain, k_gain, ctx.eps, ctx.learn
     )
-    frequencies, *gain_grads = _gradients(sums, _Size(q_grad, second, cos, index, ctx.half, q_gain), ctx.learn)
+    frequencies, *gain_grads = gradients(sums, Size(q_grad, second, cos, index, ctx.half, q_gain), ctx.learn)
     if frequencies is not None:
         frequencies = frequencies.view(ctx.shape)
-    of_gains = [None if grad is None else grad.to(gain.dtype) for gain, grad in zip((q_gain, k_gain), gain_grads)]
+    of_gains = [
+        None if grad is None else grad.to(gain.dtype) for gain, grad in zip((q_gain, k_gain), gain_grads, strict=True)
+    ]
     return q, k if ctx.has_k else None, frequencies, None, None, None, None, None, *of_gains, None
 
 

@@ -186,7 +186,13 @@ class Setup:
             check_count(field, getattr(self, field))
         if self.micro_batch_rows is not None:
             check_count("micro_batch_rows", self.micro_batch_rows)
-        choices_of = {"parallel": Parallel, "compile": Compile, "graph": Graph, "attention": Attention, "kernel": Kernel}
+        choices_of = {
+            "parallel": Parallel,
+            "compile": Compile,
+            "graph": Graph,
+            "attention": Attention,
+            "kernel": Kernel,
+        }
         for field, choices in choices_of.items():
             check_choice(field, getattr(self, field), choices)
         for tracker in self.trackers:

@@ -26,10 +26,10 @@ from lerope.train import checkpoint
 from lerope.train.captured import Captured
 from lerope.train.config import Recipe, Setup
 from lerope.train.metrics import Records, line
+from lerope.train.mover import Mover
 from lerope.train.parallel import Ranks, build, captures
 from lerope.train.rundir import RunDirectory
 from lerope.train.schedule import factor
-
 
 # Steps without a recording, in which everything is compiled.
 _WARM_STEPS = 3
@@ -103,7 +103,7 @@ class Trainer:
         self._captured: Captured | None = None
         self._num_warm_steps = 0
         self._num_documents = 0
-        self._copies = torch.cuda.Stream(ranks.device) if ranks.device.type == "cuda" else None
+        self._mover = Mover(ranks.device) if ranks.device.type == "cuda" else None
         self.learns = bool(frequency_parameters(self.model))
         rates = (recipe.learning_rate, recipe.torch_weight_decay, recipe.frequency_learning_rate)
         groups = [{**group, "peak": group["lr"]} for group in param_groups(self.model, *rates)]
@@ -195,7 +195,7 @@ class Trainer:
             check_gradients(self.model)
         norms = clip_grad_norm_(self.model, recipe.max_norm, recipe.frequency_max_norm)
         self.optimizer.step()
-        sums[1] = float(self.signals.received is not None)
+        sums[1].fill_(float(self.signals.received is not None))  # an assignment would wait for the device
         numbers = torch.stack([*ranks.sum(sums).unbind(), *(norm.to(sums) for norm in norms)])
         if ranks.device.type == "cuda":
             # Only a copy into pinned memory lets the host go on.
@@ -207,6 +207,8 @@ class Trainer:
         setup, recipe, device = self.setup, self.recipe, self.ranks.device
         if setup.attention != "auto":
             return setup.attention
+        if device.type == "cpu":
+            return "sdpa"
         batch, _ = self.loader.load(0)
         ids = torch.from_numpy(batch.document_ids[: self.micro_batch_rows])
         dtype = torch.float32 if recipe.precision == "float32" else torch.bfloat16
@@ -216,15 +218,9 @@ class Trainer:
         """A batch on the device; a GPU copies it while it still works on the step before."""
         fields = ("tokens", "targets", "positions", "document_ids", "centres")
         arrays = {field: torch.from_numpy(getattr(batch, field)) for field in fields}
-        if self._copies is None:
+        if self._mover is None:
             return arrays
-        host = torch.stack(list(arrays.values())).pin_memory()
-        now = torch.cuda.current_stream(self.ranks.device)
-        with torch.cuda.stream(self._copies):
-            copied = host.to(self.ranks.device, non_blocking=True)
-        now.wait_stream(self._copies)
-        copied.record_stream(now)
-        return dict(zip(arrays, copied.unbind(), strict=True))
+        return dict(zip(arrays, self._mover.move(list(arrays.values())).unbind(), strict=True))
 
     def _count_documents(self, batch: Batch) -> None:
         """Makes room for the documents of a micro-batch; a recording with less room is made again."""

@@ -1,0 +1,44 @@
+"""Batches on their way to a GPU while it still works on the step before."""
+
+import torch
+from torch import Tensor
+
+
+class Mover:
+    """Copies arrays to a GPU on a stream of its own, through memory that is taken once.
+
+    Two buffers of each shape take turns: one is filled while a step still reads the other.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self._stream = device, torch.cuda.Stream(device)
+        self._buffers: dict[torch.Size, list[_Buffer]] = {}
+        self._last: _Buffer | None = None
+
+    def move(self, arrays: list[Tensor]) -> Tensor:
+        """The arrays, stacked, on the GPU, until the call after next; what is launched from now on finds them there."""
+        now = torch.cuda.current_stream(self.device)
+        if self._last is not None:
+            self._last.read.record(now)
+        shape = torch.Size((len(arrays), *arrays[0].shape))
+        buffers = self._buffers.setdefault(shape, [])
+        buffer = _Buffer(shape, arrays[0].dtype, self.device) if len(buffers) < 2 else buffers.pop(0)
+        buffers.append(buffer)
+        buffer.copied.synchronize()
+        torch.stack(arrays, out=buffer.host)
+        self._stream.wait_event(buffer.read)
+        with torch.cuda.stream(self._stream):
+            buffer.there.copy_(buffer.host, non_blocking=True)
+            buffer.copied.record(self._stream)
+        now.wait_event(buffer.copied)
+        self._last = buffer
+        return buffer.there
+
+
+class _Buffer:
+    """Pinned memory, memory on the GPU, and events: when the one was copied to the other, when that was read."""
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> None:
+        self.host = torch.empty(shape, dtype=dtype, pin_memory=True)
+        self.there = torch.empty(shape, dtype=dtype, device=device)
+        self.copied, self.read = torch.cuda.Event(), torch.cuda.Event()
