@@ -20,6 +20,8 @@ _CHUNK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 28}
 class Head(nn.Linear):
     """The last layer: logits, or with targets the sum of their losses."""
 
+    fused = True
+
     def __init__(self, width: int, vocab_size: int) -> None:
         super().__init__(width, vocab_size, bias=False)
 
@@ -33,14 +35,14 @@ class Head(nn.Linear):
             return super().forward(x)
         # A function of one's own is told that a parameter wants a gradient even where none is computed.
         weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
-        return _summed_loss(x.flatten(0, -2), weight, targets.flatten(), z_weight)
+        return _summed_loss(x.flatten(0, -2), weight, targets.flatten(), z_weight, self.fused)
 
     @torch.no_grad()
     def token_losses(self, x: Tensor, targets: Tensor) -> Tensor:
         """The loss of each token in the shape of targets, float32; 0 where a target is negative. No gradient."""
         chunks = _chunks(x.flatten(0, -2), self.weight, targets.flatten())
         with torch.autocast(x.device.type, enabled=False):
-            parts = [_losses_(h @ w.t(), target, 0.0, gradient=False)[0] for h, w, target in chunks]
+            parts = [_losses_(h @ w.t(), target, 0.0, False, self.fused)[0] for h, w, target in chunks]
         return torch.cat(parts).view(targets.shape)
 
 
@@ -48,7 +50,7 @@ class _SummedLoss(torch.autograd.Function):
     """Computes the gradients in the forward pass, while each chunk's probabilities are at hand."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, z_weight: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, z_weight: float, fused: bool) -> Tensor:
         needs_x, needs_weight, *_ = ctx.needs_input_grad
         chunks = _chunks(x, weight, targets)
         grad_x = torch.empty_like(x, dtype=chunks[0][0].dtype) if needs_x else None
@@ -57,7 +59,7 @@ class _SummedLoss(torch.autograd.Function):
         start = 0
         with torch.autocast(x.device.type, enabled=False):
             for h, w, target in chunks:
-                losses, slopes = _losses_(h @ w.t(), target, z_weight, needs_x or needs_weight)
+                losses, slopes = _losses_(h @ w.t(), target, z_weight, needs_x or needs_weight, fused)
                 total += losses.sum(dtype=torch.float64)
                 if grad_x is not None:
                     torch.mm(slopes, w, out=grad_x[start : start + len(h)])
@@ -69,9 +71,9 @@ class _SummedLoss(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         grad_x, grad_weight = (None if saved is None else _scaled(saved, grad) for saved in ctx.saved_tensors)
-        return None if grad_x is None else grad_x.to(ctx.dtype), grad_weight, None, None
+        return None if grad_x is None else grad_x.to(ctx.dtype), grad_weight, None, None, None
 
 
 _summed_loss: Callable[..., Tensor] = _SummedLoss.apply
@@ -87,9 +89,9 @@ def _chunks(x: Tensor, weight: Tensor, targets: Tensor) -> list[tuple[Tensor, Te
     return [(h, weight, target) for h, target in parts]
 
 
-def _losses_(logits: Tensor, targets: Tensor, z_weight: float, gradient: bool) -> tuple[Tensor, Tensor]:
+def _losses_(logits: Tensor, targets: Tensor, z_weight: float, gradient: bool, fused: bool) -> tuple[Tensor, Tensor]:
     """Each row's loss in float32 or wider, and the gradient of their sum by the logits, which are used up."""
-    if obstacle(logits) is None:
+    if fused and obstacle(logits) is None:
         from lerope.model.triton_loss import cross_entropy_
 
         return cross_entropy_(logits, targets, z_weight, gradient), logits

@@ -15,16 +15,18 @@ from lerope.model.attention import Backend, DocumentMask
 from lerope.model.config import ModelConfig
 from lerope.model.loss import Head
 from lerope.rotary.encodings import Encoding
-from lerope.rotary.kernels import obstacle
+from lerope.rotary.kernels import Kernel, obstacle
 from lerope.rotary.rotate import Rotation
 
 
 class AddNorm(nn.RMSNorm):
     """A branch added to the residual stream, and the RMS norm of the sum."""
 
+    fused = True
+
     def forward(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """(..., width) each -> x + branch, and its norm in the branch's dtype."""
-        if obstacle(x, branch, self.weight) is None:
+        if self.fused and obstacle(x, branch, self.weight) is None:
             from lerope.model.triton_norm import add_norm
 
             assert self.eps is not None
@@ -64,6 +66,8 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """Two matrices with an activation between them."""
 
+    fused = True
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.squared_relu = config.activation == "relu2"
@@ -73,19 +77,18 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (rows, length, width) -> the same shape."""
         x = self.up(x)
-        x = functional.relu(x).square() if self.squared_relu else _gelu(x)
+        x = functional.relu(x).square() if self.squared_relu else self._gelu(x)
         out: Tensor = self.down(x)
         return out
 
+    def _gelu(self, x: Tensor) -> Tensor:
+        """Exact GELU, by a kernel of our own where rounding to 16 bits hides its small error."""
+        if not self.fused or x.element_size() > 2 or obstacle(x) is not None:
+            return functional.gelu(x)
+        from lerope.model.triton_gelu import gelu
 
-def _gelu(x: Tensor) -> Tensor:
-    """Exact GELU, by a kernel of our own where rounding to 16 bits hides its small error."""
-    if x.element_size() > 2 or obstacle(x) is not None:
-        return functional.gelu(x)
-    from lerope.model.triton_gelu import gelu
-
-    out: Tensor = gelu(x)
-    return out
+        out: Tensor = gelu(x)
+        return out
 
 
 class Block(nn.Module):
@@ -125,6 +128,13 @@ class Transformer(nn.Module):
         """Activation checkpointing: keep only the inputs of blocks for the backward pass and compute the rest again."""
         self.z_weight = 0.0
         """Times the squared logsumexp of a token's logits, what its loss in training has on top."""
+
+    def use_kernel(self, kernel: Kernel) -> None:
+        """Says what computes rotations, norms, activations and losses: fused kernels where they can run, or torch."""
+        self.encoding.kernel = kernel
+        for module in self.modules():
+            if isinstance(module, AddNorm | MLP | Head):
+                module.fused = kernel != "reference"
 
     def forward(
         self,

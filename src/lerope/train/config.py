@@ -169,7 +169,8 @@ class Setup:
     attention: Attention = "auto"
     """How to attend; auto takes the fastest, by a measurement that is remembered for this GPU and shape."""
     kernel: Kernel = "auto"
-    """What rotates: the fused Triton kernel where it can run (auto), that kernel or an error, or the reference."""
+    """What computes rotations, norms, activations and losses: fused Triton kernels where they can run (auto), those
+    or an error (triton), or plain torch (reference)."""
     checkpoint_steps: int = 1000
     """Steps between checkpoints."""
     keep_checkpoints: int = 2

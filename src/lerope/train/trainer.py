@@ -93,11 +93,11 @@ class Trainer:
         """
         self.recipe, self.setup, self.corpus, self.loader = recipe, setup, corpus, loader
         self.run, self.ranks, self.micro_batch_rows, self.peak_flops = run, ranks, micro_batch_rows, peak_flops
-        encoding.kernel = setup.kernel
         self.rotary = choose(setup.kernel, frequencies=encoding.theta.to(ranks.device))
         self.attention = ranks.first(self._attention)
         self.replica = build(recipe.model, encoding, recipe.seed, setup, ranks)
         self.model = self.replica.model
+        self.model.use_kernel(setup.kernel)
         self.model.z_weight = recipe.z_loss
         self.captures = captures(setup, ranks)
         self._captured: Captured | None = None

@@ -1,0 +1,99 @@
+"""Do fused kernels learn the same? Loss curves of one run, step by step, by several paths on one GPU.
+
+All runs have the same seed and data. In float32 the fused kernels are compared with plain torch, and plain torch with
+itself when it adds up micro-batches of another size: two curves that differ by rounding alone. In bf16 the fused path is
+compared with plain torch, and with a residual stream that stays in float32.
+
+    python benchmarks/same_learning.py --data DIR
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from reporting import conditions, save, show
+
+from lerope.data.shards import Corpus
+from lerope.model import transformer
+from lerope.runs import METRICS, read_records
+from lerope.train.config import Setup, recipe
+from lerope.train.job import train
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def losses(data: Path, folder: Path, args: argparse.Namespace, precision: str, **setup: Any) -> list[float]:
+    made = recipe(
+        args.rung,
+        "lerope",
+        args.seed,
+        precision,  # type: ignore[arg-type]
+        steps=args.steps,
+        batch_tokens=args.batch_tokens,
+        validation_tokens=1000,
+        vocab_size=Corpus(data, verify="sizes").manifest.vocab_size,
+    )
+    how = Setup(validation_steps=args.steps, checkpoint_steps=args.steps, frequency_records=1, **setup)
+    train(made, data, folder, how)
+    return [record["loss"] for record in read_records(folder / METRICS) if "loss" in record]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--rung", default="52M")
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch-tokens", type=int, default=16_384)
+    parser.add_argument("--out", type=Path, default=RESULTS / "same_learning_gpu.json")
+    args = parser.parse_args()
+
+    half = args.batch_tokens // 2048 // 2
+    plain: dict[str, Any] = {"kernel": "reference", "compile": "no", "graph": "no"}
+    paths: dict[str, tuple[str, dict[str, Any]]] = {
+        "float32, plain torch": ("float32", plain),
+        "float32, plain torch, micro-batches of half the size": ("float32", {**plain, "micro_batch_rows": half}),
+        "float32, fused kernels": ("float32", {"compile": "no", "graph": "no"}),
+        "bf16, plain torch": ("bf16", {**plain, "attention": "flex"}),
+        "bf16, fused kernels": ("bf16", {}),
+        "bf16, fused kernels, residual stream in float32": ("bf16", {}),
+    }
+    curves: dict[str, list[float]] = {}
+    results: dict[str, Any] = {**conditions("torch", "triton"), "gpu": torch.cuda.get_device_name()}
+    results |= {"rung": args.rung, "seed": args.seed, "steps": args.steps, "batch_tokens": args.batch_tokens}
+    results["data"] = Corpus(args.data, verify="sizes").manifest.fingerprint()
+    with tempfile.TemporaryDirectory() as scratch:
+        for number, (name, (precision, setup)) in enumerate(paths.items()):
+            if "residual" in name:
+                torch._dynamo.reset()
+                with patch.object(transformer, "_compute_dtype", lambda x: torch.float32):
+                    curves[name] = losses(args.data, Path(scratch) / str(number), args, precision, **setup)
+            else:
+                curves[name] = losses(args.data, Path(scratch) / str(number), args, precision, **setup)
+            save(args.out, {**results, "losses": curves})
+    first = next(iter(curves.values()))
+    rows = []
+    for name, curve in curves.items():
+        apart = [abs(a - b) for a, b in zip(curve, first, strict=True)]
+        last = args.steps // 10
+        rows.append(
+            {
+                "path": name,
+                "largest": max(apart),
+                "mean": statistics.mean(apart),
+                "mean_of_the_last_tenth": statistics.mean(curve[-last:]) - statistics.mean(first[-last:]),
+                "loss": statistics.mean(curve[-last:]),
+            }
+        )
+    save(args.out, {**results, "differences": rows, "losses": curves})
+    show("Losses of single steps against float32 in plain torch, in nats", rows, ".2e")
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()
