@@ -1,8 +1,8 @@
 """Do fused kernels learn the same? Loss curves of one run, step by step, by several paths on one GPU.
 
 All runs have the same seed and data. In float32 the fused kernels are compared with plain torch, and plain torch with
-itself when it adds up micro-batches of another size: two curves that differ by rounding alone. In bf16 the fused path is
-compared with plain torch, and with a residual stream that stays in float32.
+itself when it adds up micro-batches of another size: two curves that differ by rounding alone. In bf16 the fused path
+is compared with plain torch, and with a residual stream that stays in float32.
 
     python benchmarks/same_learning.py --data DIR
 """

@@ -142,7 +142,7 @@ def memory_per_gpu(
         parallel: `ddp` holds everything everywhere, `fsdp` shards it over all GPUs, `hybrid` over those of a node.
         precision: bfloat16 autocast, or float32 throughout.
         recompute: keep only the inputs of blocks, and compute each block once more on the way back.
-        compiled: with torch.compile norms are fused; without it they keep their intermediate values.
+        compiled: with torch.compile or the kernels norms are fused; without both they keep their intermediate values.
     """
     tokens = check_count("rows", rows) * check_count("row_length", row_length)
     check_choice("precision", precision, Precision)
@@ -159,10 +159,10 @@ def memory_per_gpu(
     if parallel != "ddp":
         # Gathered in float32: embedding and head, a block and the next one, and these two's gradients until reduced.
         copies += _FLOAT32 * (2 * head_weights + 4 * block_weights)
-    # As the product writes them, as float32, and as float32 log-probabilities, which become the gradient in place.
+    # As the product writes them; the loss's kernel puts their gradient in their place.
     logits = min(tokens * config.vocab_size, HEAD_CHUNK_LOGITS) * size
     # The residual stream's gradient, and those before and after the activation, the widest of a block.
-    flowing = tokens * (_FLOAT32 * config.width + 2 * size * config.mlp_width)
+    flowing = tokens * size * (config.width + 2 * config.mlp_width)
     return Memory(
         weights=masters,
         gradients=masters,
@@ -177,25 +177,31 @@ def kept_bytes(config: ModelConfig, tokens: int, precision: Precision, recompute
     """What autograd keeps between forward and backward of `tokens` tokens, casts of weights aside."""
     size = _BF16 if precision == "bf16" else _FLOAT32
     block = sum(_kept_by_block(config, size, compiled).values())
-    # The last norm, in float32: its input, its output while the head reads it, the output's gradient, a statistic.
-    outside = _FLOAT32 * (3 * config.width + 1)
+    # The last norm: its input, its output while the head reads it, a statistic; then the output's gradient.
+    outside = 2 * _norm_size(size, compiled) * config.width + _FLOAT32 + size * config.width
     # Cosines and sines, float32, which all layers share.
     outside += _FLOAT32 * config.head_dim
     if recompute:
-        return tokens * (config.num_layers * _FLOAT32 * config.width + block + outside)
+        # The residual stream, and what the block before still has to add to it.
+        return tokens * (config.num_layers * size * 2 * config.width + block + outside)
     return tokens * (config.num_layers * block + outside)
+
+
+def _norm_size(size: int, compiled: bool) -> int:
+    """Bytes of an element of the residual stream as a norm keeps it: as it is, or in the float32 it works in."""
+    return size if compiled else _FLOAT32
 
 
 def _kept_by_block(config: ModelConfig, size: int, compiled: bool) -> dict[str, int]:
     """Bytes per token, tensor by tensor; `size` is that of an element where autocast chooses the dtype."""
     width, mlp_width = config.width, config.mlp_width
     kept = {
-        "residual stream, before attention": _FLOAT32 * width,
+        "residual stream, before attention": _norm_size(size, compiled) * width,
         "normed, input of qkv": size * width,
         "q, k, v": size * 3 * width,
         "rotated q, k": size * 2 * width,
         "attention's result, input of out": size * width,
-        "residual stream, before the MLP": _FLOAT32 * width,
+        "residual stream, before the MLP": _norm_size(size, compiled) * width,
         "normed, input of up": size * width,
         "before the activation": size * mlp_width,
         "after the activation, input of down": size * mlp_width,

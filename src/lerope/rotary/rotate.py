@@ -177,10 +177,12 @@ class Rotation:
 
     def fused(self, q: Tensor, k: Tensor, q_norm: nn.RMSNorm, k_norm: nn.RMSNorm) -> Arguments | None:
         """What the fused kernel needs, besides q and k, to turn them after their norms; None if it cannot."""
+        if type(self) is not Rotation or any(type(norm) is not nn.RMSNorm for norm in (q_norm, k_norm)):
+            return None  # something of its own to do
         gains, eps = (q_norm.weight, k_norm.weight), q_norm.eps
         fits = eps is not None and eps == k_norm.eps and all(g is not None and g.shape == q.shape[-1:] for g in gains)
         same = q.shape[:-2] == k.shape[:-2] and q.dtype == k.dtype
-        if type(self) is not Rotation or not fits or not same or self.choice(q, k, *gains).kernel != "triton":
+        if not fits or not same or self.choice(q, k, *gains).kernel != "triton":
             return None
         self._check("q", q)
         self._check("k", k)
@@ -238,7 +240,7 @@ class Rotation:
         index, offsets = self.index, self.offsets[..., 0, 0]
         if index is not None:
             index = index.expand(q.shape[:-2]).contiguous()
-        if index is not None or offsets.numel() != len(cos):
+        if index is not None or offsets.numel() != cos.shape[0]:
             offsets = offsets.expand(q.shape[:-2])
         half = self.layout == "half"
         return Arguments(self.frequencies, cos, sin, index, offsets.flatten(), half, q_gain, k_gain, eps or 0.0)

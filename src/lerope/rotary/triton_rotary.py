@@ -90,7 +90,7 @@ def _tokens_left(token, num_tokens, FULL: tl.constexpr):
 def _starts(x, token, head, length, row_stride, token_stride, head_stride):
     """Pointers to the first dimension of each head."""
     row = (token // length).to(tl.int64)
-    return x + row * row_stride + (token % length).to(tl.int64) * token_stride + head * head_stride
+    return x + row * row_stride + (token % length).to(tl.int64) * token_stride + head.to(tl.int64) * head_stride
 
 
 @triton.jit
