@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lerope.model import packed_attention
 from lerope.rotary.frequencies import check_choice
@@ -17,6 +18,12 @@ from lerope.rotary.frequencies import check_choice
 Backend = Literal["sdpa", "flex", "varlen", "cudnn"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
+_FASTEST_FIRST = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 # Tokens a side of the blocks that FlexAttention skips or computes.
 _BLOCK = 128
 
@@ -79,6 +86,10 @@ class DocumentMask:
             small = q.element_size() == 2 and q.shape[-1] <= 64
             options = {"BLOCK_M": 128, "BLOCK_N": 64} if small else None
             out: Tensor = _flex()(q, k, v, block_mask=self.block, kernel_options=options)
+        elif self.dense is None and q.is_cuda:
+            # By itself torch would take FlashAttention before cuDNN, which is faster on Hopper.
+            with sdpa_kernel(_FASTEST_FIRST, set_priority=True):
+                out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
             out = functional.scaled_dot_product_attention(q, k, v, self.dense, is_causal=self.dense is None)
         return out.transpose(1, 2)

@@ -7,6 +7,7 @@ frequencies and a norm, keeps its sums in registers, and adds up the few sums of
 One operator, `torch.ops.lerope.rotary`, for queries and keys in one launch. Its float64 check is `rotate.py`'s formula.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -448,7 +449,7 @@ class Size:
     ) -> None:
         self.dim, self.sets, self.bands = q.shape[-1], cos.shape[1], cos.shape[2]
         self.q_heads, self.k_heads = q.shape[-2], (q if k is None else k).shape[-2]
-        self.num_tokens = q.shape[:-2].numel()
+        self.num_tokens = math.prod(q.shape[:-2])
         self.norm = gain is not None
         padded, rest = triton.next_power_of_2(self.bands), self.dim - 2 * self.bands
         most = max(self.q_heads, self.k_heads)
