@@ -67,10 +67,12 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, frequency_max_norm: float
             raise ValueError(f"{field} must be positive; got {value!r}.")
     frequencies = frequency_parameters(model)
     rest = [p for name, p in model.named_parameters() if name not in frequencies]
-    return GradientNorms(_clip(rest, max_norm), _clip(frequencies.values(), frequency_max_norm))
+    # The norm of no gradients is a zero where the others are, because moving it there would wait for the device.
+    device = next((p.device for p in model.parameters()), None)
+    return GradientNorms(_clip(rest, max_norm, device), _clip(frequencies.values(), frequency_max_norm, device))
 
 
-def _clip(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+def _clip(parameters: Iterable[nn.Parameter], max_norm: float, device: torch.device | None) -> Tensor:
     # One norm cannot mix plain tensors with DTensors or meshes with each other, so each kind gives a number of its own.
     kinds: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
@@ -78,7 +80,7 @@ def _clip(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
             kinds.setdefault(getattr(parameter.grad, "device_mesh", None), []).append(parameter)
     norms = [_plain(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])) for group in kinds.values()]
     if not norms:
-        return torch.zeros(())
+        return torch.zeros((), device=device)
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     for group in kinds.values():
         nn.utils.clip_grads_with_norm_(group, max_norm, total)

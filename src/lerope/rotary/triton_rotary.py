@@ -98,7 +98,7 @@ def _starts(x, token, head, length, row_stride, token_stride, head_stride):
 def _forward_part(
     x, out, gain, cos, sin, index, length, num_tokens, num_table, row_stride, token_stride, head_stride, eps,
     HEADS: tl.constexpr, DIM: tl.constexpr, BANDS: tl.constexpr, SETS: tl.constexpr, HALF: tl.constexpr,
-    HAS_INDEX: tl.constexpr, NORM: tl.constexpr, FULL: tl.constexpr,
+    HAS_INDEX: tl.constexpr, NORM: tl.constexpr, FULL: tl.constexpr, BACK: tl.constexpr,
     TOKENS: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr, PADDED_REST: tl.constexpr,
 ):  # fmt: skip
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS))[:, None, None]
@@ -108,6 +108,8 @@ def _forward_part(
     start = _starts(x, token, head, length, row_stride, token_stride, head_stride)
     target = out + (token.to(tl.int64) * HEADS + head) * DIM
     c, s, _ = _angles(cos, sin, index, token, head, here, num_table, HAS_INDEX, SETS, HEADS, BANDS, PADDED)
+    if BACK:
+        s = -s
     a, b = _pair(start, inside, BANDS, PADDED, HALF)
     rest = 2 * BANDS + tl.arange(0, PADDED_REST)[None, None, :]
     keep = inside & (rest < DIM)
@@ -137,19 +139,20 @@ def _forward(
     q_row_stride, q_token_stride, q_head_stride, k_row_stride, k_token_stride, k_head_stride,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, DIM: tl.constexpr, BANDS: tl.constexpr, SETS: tl.constexpr,
     HALF: tl.constexpr, HAS_INDEX: tl.constexpr, NORM: tl.constexpr, FULL: tl.constexpr,
+    BACK: tl.constexpr,
     TOKENS: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr, PADDED_REST: tl.constexpr,
 ):  # fmt: skip
     """Programs (block of tokens, block of heads, queries or keys)."""
     if tl.program_id(2) == 0:
         _forward_part(
             q, q_out, q_gain, cos, sin, index, q_length, num_tokens, num_table, q_row_stride, q_token_stride,
-            q_head_stride, eps, Q_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM, FULL,
+            q_head_stride, eps, Q_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM, FULL, BACK,
             TOKENS, PADDED_HEADS, PADDED, PADDED_REST,
         )  # fmt: skip
     else:
         _forward_part(
             k, k_out, k_gain, cos, sin, index, k_length, num_tokens, num_table, k_row_stride, k_token_stride,
-            k_head_stride, eps, K_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM, FULL,
+            k_head_stride, eps, K_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM, FULL, BACK,
             TOKENS, PADDED_HEADS, PADDED, PADDED_REST,
         )  # fmt: skip
 
@@ -328,13 +331,13 @@ def rotary(
 
 def turn(
     q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, index: Tensor | None, half: bool, q_gain: Tensor | None,
-    k_gain: Tensor | None, eps: float,
+    k_gain: Tensor | None, eps: float, back: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """What `rotary` gives; nothing of meaning for a k of None."""
+    """What `rotary` gives, or with `back` its inverse; nothing of meaning for a k of None."""
     size = Size(q, k, cos, index, half, q_gain)
     outs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, q if k is None else k)]
     views = [_strided(x) for x in (q, q if k is None else k)]
-    tokens, num_warps = tile(size.elements, backward=False)
+    tokens, num_warps = tile(size.elements, size.sets, backward=False)
     grid = (triton.cdiv(size.num_tokens, tokens), size.head_blocks, 1 if k is None else 2)
     gains = (q, q) if q_gain is None else (q_gain, q_gain if k_gain is None else k_gain)
     if size.num_tokens:
@@ -342,7 +345,7 @@ def turn(
             *(x for x, *_ in views), *outs, *gains, cos, sin, cos if index is None else index,
             *(length for _, length, *_ in views), size.num_tokens, len(cos), eps,
             *(stride for _, _, *strides in views for stride in strides),
-            *size.constants, FULL=size.num_tokens % tokens == 0, TOKENS=tokens, **size.padded, num_warps=num_warps,
+            *size.constants, FULL=size.num_tokens % tokens == 0, BACK=back, TOKENS=tokens, **size.padded, num_warps=num_warps,
         )  # fmt: skip
     return outs[0], outs[1]
 
@@ -367,6 +370,9 @@ def rotary_backward(
 
     `saved` is the input where there is a norm, else the output, and there only needed to `learn` frequencies.
     """
+    if not learn and q_gain is None:
+        q_out, k_out = turn(q_grad, k_grad, cos, sin, index, half, None, None, eps, back=True)
+        return q_out, q_grad.new_empty(0) if k_grad is None else k_out, cos.new_empty(1 if k_grad is None else 2, 0, 0)
     q_out = torch.empty(q_grad.shape, dtype=q_grad.dtype, device=q_grad.device)
     k_out = torch.empty(0 if k_grad is None else k_grad.shape, dtype=q_grad.dtype, device=q_grad.device)
     sums = turn_back(
@@ -389,7 +395,7 @@ def turn_back(
     grads = (q_grad, q_grad if k_grad is None else k_grad)
     saved = [grad if kept is None else kept for grad, kept in zip(grads, (q_saved, k_saved), strict=True)]
     views = [_strided(x) for x in (*grads, *saved)]
-    tokens, num_warps = tile(size.elements, backward=True)
+    tokens, num_warps = tile(size.elements, size.sets, backward=True)
     parts, columns = 1 if k_grad is None else 2, size.columns(learn)
     programs = max(1, min(_BACKWARD_PROGRAMS // parts, triton.cdiv(size.num_tokens, tokens)))
     rows = torch.empty(parts, programs, size.head_blocks * columns, dtype=torch.float32, device=q_grad.device)
@@ -430,10 +436,10 @@ def gradients(sums: Tensor, size: "Size", learn: bool) -> tuple[Tensor | None, T
     return frequencies, gains[0], gains[1] if len(gains) == 2 else None
 
 
-def tile(elements: int, backward: bool) -> tuple[int, int]:
+def tile(elements: int, sets: int, backward: bool) -> tuple[int, int]:
     """Tokens a program takes at a time and its warps, for tokens of so many elements; measured on an H200."""
     tokens = max(1, 1024 // elements)
-    return tokens, max(2 if backward else 1, min(8, tokens * elements // 1024))
+    return tokens, max(2 if backward or sets > 1 else 1, min(8, tokens * elements // 1024))
 
 
 class Size:
@@ -498,7 +504,8 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     size = Size(q_grad, k_grad, cos, index, half, q_gain)
     k = q_grad.new_empty(0) if k_grad is None else k_grad.new_empty(k_grad.shape)
-    sums = cos.new_empty(1 if k_grad is None else 2, size.head_blocks, size.columns(learn))
+    parts = 1 if k_grad is None else 2
+    sums = cos.new_empty((parts, size.head_blocks, size.columns(learn)) if learn or size.norm else (parts, 0, 0))
     return q_grad.new_empty(q_grad.shape), k, sums
 
 

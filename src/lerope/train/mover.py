@@ -1,7 +1,11 @@
 """Batches on their way to a GPU while it still works on the step before."""
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Array = npt.NDArray[np.int32]
 
 
 class Mover:
@@ -15,17 +19,18 @@ class Mover:
         self._buffers: dict[torch.Size, list[_Buffer]] = {}
         self._last: _Buffer | None = None
 
-    def move(self, arrays: list[Tensor]) -> Tensor:
+    def move(self, arrays: list[Array]) -> Tensor:
         """The arrays, stacked, on the GPU, until the call after next; what is launched from now on finds them there."""
         now = torch.cuda.current_stream(self.device)
         if self._last is not None:
             self._last.read.record(now)
         shape = torch.Size((len(arrays), *arrays[0].shape))
         buffers = self._buffers.setdefault(shape, [])
-        buffer = _Buffer(shape, arrays[0].dtype, self.device) if len(buffers) < 2 else buffers.pop(0)
+        buffer = _Buffer(shape, self.device) if len(buffers) < 2 else buffers.pop(0)
         buffers.append(buffer)
         buffer.copied.synchronize()
-        torch.stack(arrays, out=buffer.host)
+        # By numpy, because torch would wait for threads of its own.
+        np.stack(arrays, out=buffer.host.numpy())
         self._stream.wait_event(buffer.read)
         with torch.cuda.stream(self._stream):
             buffer.there.copy_(buffer.host, non_blocking=True)
@@ -38,7 +43,7 @@ class Mover:
 class _Buffer:
     """Pinned memory, memory on the GPU, and events: when the one was copied to the other, when that was read."""
 
-    def __init__(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> None:
-        self.host = torch.empty(shape, dtype=dtype, pin_memory=True)
-        self.there = torch.empty(shape, dtype=dtype, device=device)
+    def __init__(self, shape: torch.Size, device: torch.device) -> None:
+        self.host = torch.empty(shape, dtype=torch.int32, pin_memory=True)
+        self.there = torch.empty(shape, dtype=torch.int32, device=device)
         self.copied, self.read = torch.cuda.Event(), torch.cuda.Event()

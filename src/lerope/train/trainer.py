@@ -217,10 +217,10 @@ class Trainer:
     def _moved(self, batch: Batch) -> dict[str, Tensor]:
         """A batch on the device; a GPU copies it while it still works on the step before."""
         fields = ("tokens", "targets", "positions", "document_ids", "centres")
-        arrays = {field: torch.from_numpy(getattr(batch, field)) for field in fields}
+        arrays = [getattr(batch, field) for field in fields]
         if self._mover is None:
-            return arrays
-        return dict(zip(arrays, self._mover.move(list(arrays.values())).unbind(), strict=True))
+            return {field: torch.from_numpy(array) for field, array in zip(fields, arrays, strict=True)}
+        return dict(zip(fields, self._mover.move(arrays).unbind(), strict=True))
 
     def _count_documents(self, batch: Batch) -> None:
         """Makes room for the documents of a micro-batch; a recording with less room is made again."""
