@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-tokens", type=int, default=16_384)
+    parser.add_argument("--precision", default="float32 bf16", help="which paths to run")
     parser.add_argument("--out", type=Path, default=RESULTS / "same_learning_gpu.json")
     args = parser.parse_args()
 
@@ -63,6 +64,7 @@ def main() -> None:
         "bf16, fused kernels": ("bf16", {}),
         "bf16, fused kernels, residual stream in float32": ("bf16", {}),
     }
+    paths = {name: path for name, path in paths.items() if path[0] in args.precision.split()}
     curves: dict[str, list[float]] = {}
     results: dict[str, Any] = {**conditions("torch", "triton"), "gpu": torch.cuda.get_device_name()}
     results |= {"rung": args.rung, "seed": args.seed, "steps": args.steps, "batch_tokens": args.batch_tokens}
@@ -91,7 +93,7 @@ def main() -> None:
             }
         )
     save(args.out, {**results, "differences": rows, "losses": curves})
-    show("Losses of single steps against float32 in plain torch, in nats", rows, ".2e")
+    show("Losses of single steps against the first path, in nats", rows, ".2e")
     print(json.dumps(rows))
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import lerope
+from tests.rotary import test_triton as fused
 from tests.rotary.reference import rotated
 
 pytestmark = [
@@ -109,3 +110,145 @@ def test_inference_can_be_captured_in_a_graph():
         offset.fill_(77)
         graph.replay()
         assert torch.equal(out, encoding(q, None, 77)[0])
+
+
+# Query heads, key heads, head_dim, rotary_dim, sets of frequencies.
+SHAPES = {
+    "head_dim 32": (8, 8, 32, 32, 1),
+    "head_dim 64": (8, 8, 64, 64, 1),
+    "head_dim 80": (5, 5, 80, 80, 1),
+    "head_dim 128, grouped": (32, 8, 128, 128, 1),
+    "head_dim 256, grouped": (16, 2, 256, 256, 1),
+    "many wide heads": (40, 40, 256, 256, 1),
+    "partial": (6, 3, 96, 32, 1),
+    "sets": (8, 4, 64, 64, 4),
+    "sets, partial, odd": (9, 3, 80, 40, 3),
+}
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_fused_kernel_equals_the_formula(name, norm, dtype, layout):
+    """Random numbers that are new in every run, memory full of NaN, tokens that no tile divides, packed positions."""
+    seed = torch.seed() % 2**32
+    case = fused.Case(SHAPES[name], norm, dtype, (3, 211), seed=seed)
+    for length in (None, fused.LENGTH):
+        got, want = case.results(case.rotation(layout, length=length)), case.expected(layout)
+        for a, b in zip(got, want, strict=True):
+            if a.dtype == torch.float32 and (norm or dtype == torch.float32):
+                assert fused.error(a, b) < 3e-6, seed
+            elif a.dtype == dtype:
+                rounding = torch.finfo(dtype).eps / 2
+                torch.testing.assert_close(a.double(), b.double(), rtol=1.01 * rounding, atol=5e-5)
+            else:
+                assert fused.error(a, b) < torch.finfo(dtype).eps, seed
+
+
+@pytest.mark.parametrize("view", fused.VIEWS)
+@pytest.mark.parametrize("norm", [False, True])
+def test_the_fused_kernel_reads_views_where_they_lie(view, norm):
+    case = fused.Case((8, 4, 64, 48, 1), norm, torch.bfloat16, (3, 131))
+    rotation = case.rotation(length=fused.LENGTH)
+    views = [fused.VIEWS[view](x) for x in case.inputs]
+    for got, want in zip(case.results(rotation, views), case.results(rotation), strict=True):
+        assert fused.error(got, want.double()) < 1e-3  # code for other strides may round otherwise, seldom
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_131072_tokens(norm):
+    """As many as a step has, in rows of 2,048: against the formula for some rows, and the sums against all of them."""
+    case = fused.Case((8, 8, 64, 64, 1), norm, torch.bfloat16, (64, 2048))
+    got = case.results(case.rotation(length=fused.LENGTH))
+    assert not any(t.isnan().any() for t in got)
+    theta, gains, total = got[4], got[5:], None
+    for rows in torch.arange(64, device="cuda").split(8):
+        part = fused.Case((8, 8, 64, 64, 1), norm, torch.bfloat16, (1, 1))
+        part.inputs = [x.detach()[rows].requires_grad_() for x in case.inputs]
+        part.weights = [w[rows] for w in case.weights]
+        part.positions, part.theta, part.gains = case.positions[rows], case.theta, case.gains
+        want = part.expected()
+        for a, b in zip(got[:4], want[:4], strict=True):
+            torch.testing.assert_close(a[rows].double(), b.double(), rtol=1.01 * 2**-8, atol=5e-5)
+        total = want[4:] if total is None else [a + b for a, b in zip(total, want[4:], strict=True)]
+    for a, b in zip((theta, *gains), total, strict=True):
+        assert fused.error(a, b) < (1e-5 if norm else 2**-7)
+
+
+def test_a_fused_step_never_waits_for_the_device_and_can_be_captured():
+    case = fused.Case((8, 4, 64, 64, 1), True, torch.bfloat16, (4, 96))
+
+    def step():
+        outs = fused.turned(case.rotation(length=fused.LENGTH), case.inputs, case.gains)
+        return [*outs, *torch.autograd.grad(outs, case.leaves, case.weights)]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        for tensor in (*case.inputs, *case.weights):
+            tensor.copy_(torch.randn_like(tensor))
+        case.theta.mul_(0.7)
+        case.positions.copy_(torch.randint_like(case.positions, fused.LENGTH))
+    graph.replay()
+    torch.cuda.synchronize()
+    for got, want in zip(captured, step(), strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_fused_kernels_compile_without_a_break(norm):
+    torch._dynamo.reset()
+    encoding = encoding_on_gpu()
+    norms = [torch.nn.RMSNorm(64, eps=1e-5).cuda() for _ in range(2)]
+    qkv = torch.randn(2, 100, 3, 4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    positions = torch.arange(100, device="cuda").remainder(37).expand(2, -1)
+
+    def block(qkv, rotation):
+        q, k, v = qkv.unbind(2)
+        q, k = rotation.after_norm(q, k, *norms) if norm else rotation(q, k)
+        return q * k + v
+
+    results = []
+    for function in (block, torch.compile(block, fullgraph=True)):
+        rotation = encoding.rotation(positions, origin=18, length=100)
+        assert str(rotation.choice(qkv[:, :, 0])) == "triton"
+        out = function(qkv, rotation)
+        results.append([out, *torch.autograd.grad(out.float().square().sum(), (qkv, encoding.alpha))])
+    for got, want in zip(*results, strict=True):
+        assert (got - want).float().norm() < 0.03 * want.float().norm()  # eager rounds q k to bf16, compiled not
+
+
+def test_what_the_kernel_cannot_take_goes_to_the_reference():
+    """float64 meets a rotation whose tables were built for the kernel."""
+    encoding = encoding_on_gpu()
+    x, positions = torch.randn(2, 50, 4, 64, device="cuda"), torch.arange(50, device="cuda").expand(2, -1)
+    rotation = encoding.rotation(positions, length=50)
+    assert rotation.index is not None
+    assert str(rotation.choice(x.double())) == "reference (it takes no torch.float64)"
+    torch.testing.assert_close(rotation.turn(x.double()).float(), rotation.turn(x), rtol=0, atol=2e-5)
+
+
+def test_strides_past_32_bits():
+    """Heads before tokens in long rows: the last head starts more than 2^31 elements after the first.
+
+    The tensor lies in the middle of 8 GiB, so that a wrong place is a wrong number and no crash.
+    """
+    if torch.cuda.mem_get_info()[0] < 12 << 30:
+        pytest.skip("needs 12 GiB")
+    memory = torch.zeros((1 << 32) + 4096, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(2, 3, 64, device="cuda", dtype=torch.bfloat16)
+    far = memory.as_strided(x.shape, (64, (1 << 30) + 64, 1), (1 << 31) + 64).copy_(x)
+    theta = torch.rand(32, device="cuda")
+    assert torch.equal(lerope.rotate(far, 3, theta), lerope.rotate(x, 3, theta))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lerope.model.config import ModelConfig
+from lerope.train.captured import Captured
 from lerope.train.trainer import Trainer
 from tests.train.runs import metrics, tiny_corpus, tiny_run
 
@@ -57,3 +58,59 @@ def test_a_run_moves_from_the_gpu_to_the_cpu(data, tmp_path, monkeypatch):
         assert not tiny_run(data, out, {"device": "cuda"}, **SHAPE).finished
     assert tiny_run(data, out, {"device": "cpu"}, **SHAPE).finished
     assert losses(out) == pytest.approx(losses(tmp_path / "whole"), rel=1e-3)
+
+
+@pytest.mark.parametrize("rows", [8, 2])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_recorded_steps_learn_what_others_do(data, tmp_path, rows, precision):
+    """With one micro-batch a step and with several: the first writes gradients anew, the others add to them."""
+    for graph in ("yes", "no"):
+        backend = "flex" if precision == "float32" else "varlen"
+        setup = {"device": "cuda", "compile": "no", "graph": graph, "micro_batch_rows": rows, "attention": backend}
+        tiny_run(data, tmp_path / graph, setup, **{**SHAPE, "precision": precision})
+    got, want = losses(tmp_path / "yes"), losses(tmp_path / "no")
+    assert len(got) == SHAPE["steps"]
+    assert got == pytest.approx(want, rel=1e-3)
+    assert got[-1] < got[0]
+
+
+def test_steps_are_recorded_anew_when_there_are_more_documents(data, tmp_path, monkeypatch):
+    """A recording has room for so many documents; once there are more, steps are warmed up and recorded again."""
+    record, count = Captured._record, Trainer._count_documents
+    recordings, calls = [], []
+
+    def grow(self, batch):
+        count(self, batch)
+        calls.append(self)
+        if calls.count(self) == 10:
+            self._num_documents, self._captured, self._num_warm_steps = 2 * self._num_documents, None, 0
+
+    monkeypatch.setattr(Captured, "_record", lambda self, first: recordings.append(self) or record(self, first))
+    monkeypatch.setattr(Trainer, "_count_documents", grow)
+    for graph in ("yes", "no"):
+        setup = {"device": "cuda", "graph": graph, "attention": "varlen", "compile": "no"}
+        tiny_run(data, tmp_path / graph, setup, **{**SHAPE, "steps": 20, "precision": "bf16"})
+    assert losses(tmp_path / "yes") == pytest.approx(losses(tmp_path / "no"), rel=1e-3)
+    assert len({id(each) for each in recordings}) >= 2
+
+
+@pytest.mark.parametrize("graph", ["yes", "no"])
+def test_a_run_that_is_stopped_and_goes_on(data, tmp_path, monkeypatch, graph):
+    """Stopped after recordings were made; they are made again."""
+    setup, out = {"device": "cuda", "graph": graph, "compile": "no"}, tmp_path / "run"
+    tiny_run(data, tmp_path / "whole", setup, **SHAPE)
+    report = Trainer._report
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            Trainer, "_report", lambda self, started: report(self, started) or bool(started and started.step > 6)
+        )
+        assert not tiny_run(data, out, setup, **SHAPE).finished
+    assert tiny_run(data, out, setup, **SHAPE).finished
+    assert losses(out) == pytest.approx(losses(tmp_path / "whole"), rel=1e-3)
+
+
+def test_z_loss_is_trained_with(data, tmp_path):
+    for name, z_loss in (("with", 0.01), ("without", 0.0)):
+        tiny_run(data, tmp_path / name, {"device": "cuda"}, **{**SHAPE, "z_loss": z_loss})
+    first, plain = losses(tmp_path / "with")[0], losses(tmp_path / "without")[0]
+    assert 3.9**2 < (first - plain) / 0.01 < 5.5**2

@@ -72,6 +72,14 @@ WRONG = {
         ["demo", "--vocab-size", "50", "--attention", "flex", "--device", "cpu", "--steps", "5"],
         "attention must be auto or sdpa on a CPU; got 'flex'",
     ),
+    "graph": (
+        ["demo", "--vocab-size", "50", "--kernel", "reference", "--graph", "yes", "--device", "cpu"],
+        "graph must be auto or no on a CPU; got 'yes', which needs one rank with a CUDA device",
+    ),
+    "packed attention": (
+        ["demo", "--vocab-size", "50", "--attention", "cudnn", "--device", "cpu", "--steps", "5"],
+        "attention must be auto or sdpa on a CPU; got 'cudnn'",
+    ),
     "tracker": (
         ["demo", "--vocab-size", "50", "--row-length", "32", "--batch-tokens", "256", "--trackers", "wandb"],
         "trackers: wandb is not installed; pip install 'lerope[wandb]'",
@@ -89,6 +97,22 @@ def test_wrong_arguments_are_one_sentence(data, tmp_path, capsys, kind):
     assert error.startswith("lerope train: ")
     assert sentence in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("z_loss", [-0.1, float("nan"), float("inf"), "much", True])
+def test_z_loss_must_be_a_weight(data, tmp_path, z_loss):
+    with pytest.raises(ValueError, match=r"^z_loss must be .*; got .*\.$"):
+        tiny_run(data, tmp_path / "run", z_loss=z_loss)
+
+
+def test_a_kernel_by_name_that_cannot_run(data, tmp_path, monkeypatch):
+    """The training run says so before it begins, rather than in its first step."""
+    monkeypatch.setattr("lerope.rotary.kernels._INTERPRETED", False)
+    monkeypatch.setattr("lerope.rotary.kernels._HAS_TRITON", True)
+    with pytest.raises(ValueError, match=r"^kernel 'triton' cannot run here, because it needs a CUDA device"):
+        tiny_run(data, tmp_path / "run", {"kernel": "triton"}, steps=2)
+    with pytest.raises(ValueError, match="kernel must be one of auto, triton, reference; got 'fast'"):
+        tiny_run(data, tmp_path / "run", {"kernel": "fast"}, steps=2)
 
 
 def test_unknown_commands_and_flags(capsys):

@@ -42,6 +42,8 @@ class Changes:
     """Norm to which gradients are clipped; 1 unless given."""
     frequency_max_norm: Number = None
     """Norm to which the gradients of frequencies are clipped on their own; 1 unless given."""
+    z_loss: Number = None
+    """Times the squared logsumexp of a token's logits, what training adds to its loss; 0 unless given."""
     precision: Annotated[Precision | None, tyro.conf.arg(help_behavior_hint="")] = None
     """bf16 with float32 weights and optimizer, or float32; bf16 on a GPU and float32 on a CPU unless given."""
     validation_tokens: Whole = None

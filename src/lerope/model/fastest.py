@@ -34,9 +34,10 @@ def fastest(document_ids: Tensor, num_heads: int, head_dim: int, dtype: torch.dt
     rows, length = document_ids.shape
     shape = f"{rows} rows of {length}, {num_heads} heads of {head_dim}, {dtype}, documents of {mean_length}"
     key = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}: {shape}"
-    known = _remembered()
-    if known.get(key, {}).get("backend") in candidates:
-        return next(b for b in candidates if b == known[key]["backend"])
+    known = _remembered().get(key)
+    found = next((b for b in candidates if isinstance(known, dict) and known.get("backend") == b), None)
+    if found is not None:
+        return found
     times = measure(candidates, document_ids, num_heads, head_dim, dtype, device)
     best = min(times, key=lambda b: times[b])
     _remember(key, {"backend": best, "milliseconds": times})
@@ -56,10 +57,10 @@ def measure(
     shape = (*document_ids.shape, num_heads, head_dim)
     q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
     weight = torch.randn(shape, device=device, dtype=dtype)
-    times: dict[Backend, list[float]] = {}
-    problems: list[RuntimeError] = []
+    times: dict[Backend, list[float]] = {backend: [] for backend in backends}
+    problems: list[Exception] = []
     for _ in range(_ROUNDS):
-        for backend in backends:
+        for backend in list(times):
             try:
                 mask = DocumentMask(document_ids, backend)
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -67,9 +68,10 @@ def measure(
                 torch.autograd.grad(mask.attend(q, k, v), (q, k, v), weight)
                 end.record()
                 end.synchronize()
-                times.setdefault(backend, []).append(start.elapsed_time(end))
-            except RuntimeError as problem:  # a kernel that this GPU or this build of torch does not have
+                times[backend].append(start.elapsed_time(end))
+            except Exception as problem:  # a kernel that is not to be had here; libraries' errors share no class
                 problems.append(problem)
+                del times[backend]
     if not times:
         raise problems[0]
     # The first rounds compile and warm up.
@@ -81,7 +83,7 @@ def _cache() -> Path:
     return Path(folder) / "lerope" / "attention.json"
 
 
-def _remembered() -> dict[str, dict[str, object]]:
+def _remembered() -> dict[str, object]:
     try:
         known = json.loads(_cache().read_text())
     except (OSError, ValueError):

@@ -35,6 +35,8 @@ class Packed:
         begins[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
         which = begins.flatten().cumsum(0)
         slots = num_slots(int(which[-1]) if num_documents is None else num_documents)
+        # Left unchecked, one document too many would be written past the end.
+        torch._assert_async(which[-1] <= slots, "num_documents must be at least the number of documents")
         counts = torch.zeros(slots + 1, dtype=torch.int64, device=document_ids.device)
         counts.scatter_add_(0, which, torch.ones_like(which))
         self.starts = counts.cumsum(0).to(torch.int32)
@@ -155,9 +157,10 @@ def cudnn_backward(
 
 def _token_stride(x: Tensor) -> int:
     """Elements from one token to the next, which must be the same within rows and between them."""
-    _, length, _, head_dim = x.shape
-    stride = x.stride(1)
-    if x.stride(0) != length * stride or x.stride(2) != head_dim or x.stride(3) != 1:
+    rows, length, heads, head_dim = x.shape
+    stride = x.stride(1) if length > 1 else x.stride(0)
+    wanted = ((rows, length * stride), (length, stride), (heads, head_dim), (head_dim, 1))
+    if any(size > 1 and own != there for (size, own), there in zip(wanted, x.stride(), strict=True)):
         raise ValueError(
             f"backend 'cudnn' needs heads side by side and tokens evenly spaced; got strides {x.stride()} for shape "
             f"{tuple(x.shape)}, pass a contiguous tensor."

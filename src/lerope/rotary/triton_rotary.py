@@ -345,7 +345,8 @@ def turn(
             *(x for x, *_ in views), *outs, *gains, cos, sin, cos if index is None else index,
             *(length for _, length, *_ in views), size.num_tokens, len(cos), eps,
             *(stride for _, _, *strides in views for stride in strides),
-            *size.constants, FULL=size.num_tokens % tokens == 0, BACK=back, TOKENS=tokens, **size.padded, num_warps=num_warps,
+            *size.constants, FULL=size.num_tokens % tokens == 0, BACK=back, TOKENS=tokens, **size.padded,
+            num_warps=num_warps,
         )  # fmt: skip
     return outs[0], outs[1]
 
@@ -481,7 +482,8 @@ def _strided(x: Tensor) -> tuple[Tensor, int, int, int, int]:
     strides = x.stride()
     merges = all(strides[i] == strides[i + 1] * sizes[i + 1] for i in range(len(sizes) - 1))
     if strides[-1] != 1 or not merges:
-        x, strides = x.contiguous(), x.contiguous().stride()
+        x = x.contiguous()
+        strides = x.stride()
     row_stride = strides[len(sizes) - 1] if sizes else 0
     if not sizes or row_stride == strides[-3] * length:
         return x, 1, strides[-3], 0, strides[-2]
