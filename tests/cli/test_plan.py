@@ -91,7 +91,7 @@ def test_json_of_the_ladder(plan):
 def test_what_does_not_fit_says_so(plan):
     found = json.loads(plan("2.52B", "--gpu", "RTX 4090", "--json"))
     assert [f["micro_batch_rows"] for f in found["fits"]] == [None, None]
-    assert "no (49)" in plan("2.52B", "--gpu", "RTX 4090")
+    assert "no (48)" in plan("2.52B", "--gpu", "RTX 4090")
 
 
 def test_flags_change_the_plan(plan):

@@ -44,7 +44,8 @@ def test_a_measurement_is_made_once_for_each_shape(cache, measured):
     assert ask() == "varlen"
     assert measured == [["flex", "varlen", "cudnn"]]
     ((key, value),) = json.loads(cache.read_text()).items()
-    assert key == f"A GPU, torch {torch.__version__}: 2 rows of 64, 4 heads of 64, torch.bfloat16, documents of 64"
+    where = f"A GPU, torch {torch.__version__}, flex/varlen/cudnn"
+    assert key == f"{where}: 2 rows of 64, 4 heads of 64, torch.bfloat16, documents of 64"
     assert value == {"backend": "varlen", "milliseconds": {"flex": 2.0, "varlen": 1.0, "cudnn": 2.0}}
     others = (
         {"num_heads": 8},
@@ -204,3 +205,14 @@ def test_where_nothing_runs_the_first_problem_is_raised(monkeypatch):
     masks(monkeypatch, {"flex": RuntimeError("first"), "varlen": RuntimeError("second")})
     with pytest.raises(RuntimeError, match="first"):
         times("flex", "varlen")
+
+
+def test_a_backend_that_came_since_is_measured(cache, measured, monkeypatch):
+    can = {"flex", "varlen"}
+    monkeypatch.setattr(module, "obstacle", lambda backend, *args: None if backend in can | {"sdpa"} else "missing")
+    ask()
+    ask()
+    assert len(measured) == 1
+    can.add("cudnn")
+    ask()
+    assert len(measured) == 2

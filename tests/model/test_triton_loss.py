@@ -105,6 +105,16 @@ def test_rows_may_lie_apart():
     assert (wide[:, 20:] == 7.0).all()
 
 
+def test_a_target_beyond_the_vocabulary_spoils_no_other_row():
+    logits, targets = example(4, 10)
+    whole, alone = logits.clone(), logits[1:].clone()
+    targets[0] = 12
+    losses = cross_entropy_(whole, targets, 0.0, True)
+    assert losses[0].isnan()
+    torch.testing.assert_close(losses[1:], cross_entropy_(alone, targets[1:], 0.0, True))
+    torch.testing.assert_close(whole[1:], alone, rtol=0, atol=0)
+
+
 def test_no_rows():
     assert cross_entropy_(
         torch.zeros(0, 9, device=DEVICE), torch.zeros(0, dtype=torch.long, device=DEVICE), 0.0, True

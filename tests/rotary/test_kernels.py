@@ -49,13 +49,13 @@ def test_a_gpu_gets_the_fused_kernel(monkeypatch):
 
 # Tensors, frequencies, and why the kernel cannot take them.
 REASONS = {
-    "a CPU": ([torch.zeros(1)], on_cuda(), "it needs a CUDA device and the tensors are on cpu"),
-    "frequencies on a CPU": ([on_cuda()], torch.zeros(1), "it needs a CUDA device and the tensors are on cpu"),
-    "float64": ([on_cuda(torch.float64)], on_cuda(), "it takes no torch.float64"),
-    "float8": ([on_cuda(torch.float8_e4m3fn)], on_cuda(), "it takes no torch.float8_e4m3fn"),
-    "shards": ([Sharded()], on_cuda(), "it takes no DTensor"),
-    "sharded frequencies": ([on_cuda()], Sharded(), "it takes no DTensor"),
-    "wide frequencies": ([on_cuda()], on_cuda(torch.float64), "it takes no torch.float64"),
+    "a CPU": ([torch.zeros(1)], on_cuda(), "fused kernels need a CUDA device and the tensors are on cpu"),
+    "frequencies on a CPU": ([on_cuda()], torch.zeros(1), "fused kernels need a CUDA device and the tensors are on cpu"),
+    "float64": ([on_cuda(torch.float64)], on_cuda(), "fused kernels take no torch.float64"),
+    "float8": ([on_cuda(torch.float8_e4m3fn)], on_cuda(), "fused kernels take no torch.float8_e4m3fn"),
+    "shards": ([Sharded()], on_cuda(), "fused kernels take no DTensor"),
+    "sharded frequencies": ([on_cuda()], Sharded(), "fused kernels take no DTensor"),
+    "wide frequencies": ([on_cuda()], on_cuda(torch.float64), "fused kernels take no torch.float64"),
     "narrow frequencies": ([on_cuda()], on_cuda(torch.bfloat16), "the frequencies are torch.bfloat16"),
     "frequencies of documents that learn": (
         [on_cuda()],
@@ -100,7 +100,7 @@ def test_the_interpreter_runs_only_what_asks_for_it_by_name(interpreted):
     assert choose("auto", x, frequencies=x).kernel == "reference"
     assert obstacle(x, interpreted=True) is None
     assert "tensors are on cpu" in obstacle(x)
-    with pytest.raises(ValueError, match=r"it takes no torch\.float64"):
+    with pytest.raises(ValueError, match=r"fused kernels take no torch\.float64"):
         choose("triton", x.double(), frequencies=x)
 
 
@@ -108,7 +108,7 @@ def test_an_encoding_hands_its_kernel_on(interpreted):
     positions, x = torch.arange(5), torch.randn(5, 2, 16)
     encoding = lerope.LeRoPE(16)
     assert encoding.kernel == "auto"
-    assert str(encoding.rotation(positions).choice(x)).startswith("reference (it needs a CUDA device")
+    assert str(encoding.rotation(positions).choice(x)).startswith("reference (fused kernels need a CUDA device")
     encoding.kernel = "triton"
     assert str(encoding.rotation(positions).choice(x)) == "triton"
     encoding.kernel = "reference"
@@ -139,7 +139,7 @@ def test_by_name_where_it_cannot_run(monkeypatch):
         lambda: encoding.rotation(positions, length=5),
     )
     for call in calls:
-        with pytest.raises(ValueError, match=r"^kernel 'triton' cannot run here, because it needs a CUDA device .*\.$"):
+        with pytest.raises(ValueError, match=r"^kernel 'triton' cannot run here, because fused kernels need a CUDA device .*\.$"):
             call()
 
 
@@ -250,3 +250,32 @@ def test_bad_input_reaches_the_kernel_as_a_sentence(interpreted):
     for call, sentence in cases:
         with pytest.raises(ValueError, match=sentence):
             call()
+
+
+def test_transforms_and_forward_mode_take_the_reference(interpreted):
+    """The fused operator would give a tangent of zero without a word."""
+    x, positions = torch.randn(1, 3, 2, 16), torch.arange(3)
+
+    def turn(x):
+        return lerope.rotate(x, positions, THETA).pow(2).sum()
+
+    with torch.autograd.forward_ad.dual_level():
+        assert "forward-mode" in str(lerope.Rotation(positions, THETA).choice(x))
+        with pytest.raises(ValueError, match=r"kernel 'triton' cannot run here, because fused kernels know no transforms"):
+            lerope.Rotation(positions, THETA, kernel="triton").choice(x)
+    gradient = torch.func.grad(turn)(x)
+    torch.testing.assert_close(gradient, 2 * x, rtol=1e-5, atol=1e-5)
+
+
+def test_frequencies_of_heads_may_lie_in_any_order(interpreted):
+    x, positions, theta = torch.randn(1, 5, 3, 16), torch.arange(5), torch.rand(8, 3).t()
+    got = lerope.rotate(x, positions, theta, kernel="triton")
+    torch.testing.assert_close(got, lerope.rotate(x, positions, theta, kernel="reference"), rtol=0, atol=1e-6)
+
+
+def test_norms_without_eps_are_left_to_torch(interpreted):
+    """Padding of a block would be divided by zero."""
+    rotation = lerope.Rotation(torch.arange(4), THETA, kernel="triton")
+    q, k = torch.randn(1, 4, 3, 16), torch.randn(1, 4, 3, 16)
+    assert rotation.fused(q, k, nn.RMSNorm(16, eps=1e-5), nn.RMSNorm(16, eps=1e-5)) is not None
+    assert rotation.fused(q, k, nn.RMSNorm(16, eps=0.0), nn.RMSNorm(16, eps=0.0)) is None

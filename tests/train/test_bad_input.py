@@ -109,7 +109,7 @@ def test_a_kernel_by_name_that_cannot_run(data, tmp_path, monkeypatch):
     """The training run says so before it begins, rather than in its first step."""
     monkeypatch.setattr("lerope.rotary.kernels._INTERPRETED", False)
     monkeypatch.setattr("lerope.rotary.kernels._HAS_TRITON", True)
-    with pytest.raises(ValueError, match=r"^kernel 'triton' cannot run here, because it needs a CUDA device"):
+    with pytest.raises(ValueError, match=r"^kernel 'triton' cannot run here, because fused kernels need a CUDA device"):
         tiny_run(data, tmp_path / "run", {"kernel": "triton"}, steps=2)
     with pytest.raises(ValueError, match="kernel must be one of auto, triton, reference; got 'fast'"):
         tiny_run(data, tmp_path / "run", {"kernel": "fast"}, steps=2)

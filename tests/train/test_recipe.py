@@ -93,6 +93,15 @@ def test_clipping_is_by_two_norms():
         assert float(alpha.grad[0]) == pytest.approx(frequency_scale * min(1, 1 / frequency_norm), rel=1e-5)
 
 
+def test_recipes_from_before_z_loss_are_the_same_recipes():
+    """Runs that are under way go on, and finished ones stay pairs of new ones."""
+    assert "z_loss" not in recipe("52M").as_dict()
+    assert Recipe.from_dict(recipe("52M").as_dict()) == recipe("52M")
+    with_z_loss = recipe("52M", z_loss=1e-4)
+    assert with_z_loss.as_dict()["z_loss"] == 1e-4
+    assert Recipe.from_dict(with_z_loss.as_dict()) == with_z_loss
+
+
 def test_recipes_go_to_json_and_back():
     made = recipe("19M", "rope,base=500000", 3, steps=100, vocab_size=500, activation="relu2")
     assert Recipe.from_dict(made.as_dict()) == made

@@ -116,7 +116,7 @@ class _Watched(Rotation):
     __slots__ = ("layer", "see")
 
     def __init__(self, subject: OwnModel, layer: int, length: int, see: See) -> None:
-        super().__init__(*subject.rotation_arguments(layer, length))
+        super().__init__(*subject.rotation_arguments(layer, length), kernel=subject.model.encoding.kernel)
         self.layer, self.see = layer, see
 
     def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,7 +145,7 @@ class _Removed(Rotation):
             first = removal.band if layout == "half" else 2 * removal.band
             self.kept = torch.ones(head_dim, device=subject.device)
             self.kept[[first, first + (num_bands if layout == "half" else 1)]] = 0.0
-        super().__init__(positions, frequencies, layout, head_dim)
+        super().__init__(positions, frequencies, layout, head_dim, kernel=subject.model.encoding.kernel)
 
     def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return super().__call__(q if self.kept is None else q * self.kept, k)

@@ -33,8 +33,7 @@ def measure(bench: Bench) -> Iterator[HeadTime]:
 
 def _measured(bench: Bench, rung: str, config: ModelConfig) -> list[HeadTime]:
     num_tokens = bench.batch_tokens(config)
-    # The last norm gives float32 under autocast.
-    x = bench.random(num_tokens, config.width, dtype=torch.float32).requires_grad_()
+    x = bench.random(num_tokens, config.width).requires_grad_()
     targets = torch.randint(config.vocab_size, (num_tokens,), device=bench.device)
     head = Head(config.width, config.vocab_size).to(bench.device)
     torch.nn.init.normal_(head.weight, std=config.width**-0.5)

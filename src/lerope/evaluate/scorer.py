@@ -52,7 +52,8 @@ class StretchedRotation(Rotation):
         )
         # (rows, [heads,] bands) -> (rows, length, heads, bands)
         frequencies = extension.frequencies.view(len(lengths), 1, -1, own.shape[-1])
-        super().__init__(positions.expand(len(lengths), -1), frequencies, encoding.layout, encoding.head_dim)
+        rows = positions.expand(len(lengths), -1)
+        super().__init__(rows, frequencies, encoding.layout, encoding.head_dim, kernel=encoding.kernel)
         assert isinstance(extension.logit_scale, Tensor)
         self.scale = extension.logit_scale.view(-1, 1, 1, 1)
 

@@ -22,6 +22,7 @@ def attend(qkv: Tensor, rotation: Arguments, documents: packed.Packed) -> Tensor
         rotation: what `Rotation.fused` gave.
         documents: for cuDNN.
     """
+    packed.check_dtype(qkv)
     heads, head_dim = qkv.shape[-2:]
     wide = documents.starts.long()
     starts = [wide * stride for stride in (heads * head_dim, 3 * heads * head_dim, heads)]

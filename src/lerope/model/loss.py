@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from lerope.rotary.kernels import obstacle
@@ -71,6 +72,7 @@ class _SummedLoss(torch.autograd.Function):
         return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         grad_x, grad_weight = (None if saved is None else _scaled(saved, grad) for saved in ctx.saved_tensors)
         return None if grad_x is None else grad_x.to(ctx.dtype), grad_weight, None, None, None

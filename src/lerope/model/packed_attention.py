@@ -45,8 +45,7 @@ class Packed:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """softmax(q k / sqrt(head_dim)) v over the tokens each query may see."""
-        if q.dtype not in (torch.bfloat16, torch.float16):
-            raise ValueError(f"backends varlen and cudnn need bfloat16 or float16; got {q.dtype}, use flex.")
+        check_dtype(q)
         if self.library == "flash":
             out: Tensor = flash_attention(q, k, v, self.starts)[0]
         else:
@@ -54,6 +53,12 @@ class Packed:
             offsets = [wide * stride for stride in (*(_token_stride(t) for t in (q, k, v)), q.shape[2])]
             out = cudnn_attention(q, k, v, self.starts.diff(), *offsets)[0]
         return out
+
+
+def check_dtype(x: Tensor) -> None:
+    """Raises unless these kernels take tensors like x."""
+    if x.dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(f"backends varlen and cudnn need bfloat16 or float16; got {x.dtype}, use flex.")
 
 
 def num_slots(num_documents: int) -> int:
@@ -196,7 +201,8 @@ class _Graph:
 def _handle(device: torch.device) -> Any:
     import cudnn
 
-    return cudnn.create_handle()
+    with torch.cuda.device(device):
+        return cudnn.create_handle()
 
 
 class _Builder:

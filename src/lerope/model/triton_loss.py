@@ -30,14 +30,15 @@ def _cross_entropy(
         total += tl.sum(tl.exp2(x * log2e - higher * log2e), axis=0)
         greatest = higher
     logsumexp = greatest + tl.log(total)
-    counts = target >= 0
-    found = tl.load(start + tl.maximum(target, 0)).to(tl.float32)
+    counts = (target >= 0) & (target < num_logits)
+    found = tl.load(start + target, mask=counts, other=0.0).to(tl.float32)
     loss = logsumexp - found
     factor = tl.where(counts, 1.0, 0.0)
     if HAS_Z:
         loss += z_weight * logsumexp * logsumexp
         factor *= 1.0 + 2.0 * z_weight * logsumexp
-    tl.store(losses + row, tl.where(counts, loss, 0.0))
+    # A target beyond the vocabulary has no loss that means anything.
+    tl.store(losses + row, tl.where(counts, loss, tl.where(target < 0, 0.0, float("nan"))))
     if GRADIENT:
         shift = logsumexp * log2e
         if not HAS_Z:

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 Kernel = Literal["auto", "triton", "reference"]
 
@@ -49,11 +50,13 @@ def obstacle(*tensors: Tensor, interpreted: bool = False) -> str | None:
     """
     if not _HAS_TRITON:
         return "triton is not installed"
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return "fused kernels know no transforms of torch.func and no forward-mode gradients"
     for tensor in tensors:
         if hasattr(tensor, "full_tensor"):
-            return "it takes no DTensor"
+            return "fused kernels take no DTensor"
         if tensor.device.type != "cuda" and not (interpreted and _INTERPRETED):
-            return f"it needs a CUDA device and the tensors are on {tensor.device.type}"
+            return f"fused kernels need a CUDA device and the tensors are on {tensor.device.type}"
         if tensor.dtype not in _DTYPES:
-            return f"it takes no {tensor.dtype}"
+            return f"fused kernels take no {tensor.dtype}"
     return None

@@ -180,7 +180,7 @@ class Rotation:
         if type(self) is not Rotation or any(type(norm) is not nn.RMSNorm for norm in (q_norm, k_norm)):
             return None  # something of its own to do
         gains, eps = (q_norm.weight, k_norm.weight), q_norm.eps
-        fits = eps is not None and eps == k_norm.eps and all(g is not None and g.shape == q.shape[-1:] for g in gains)
+        fits = eps and eps > 0 and eps == k_norm.eps and all(g is not None and g.shape == q.shape[-1:] for g in gains)
         same = q.shape[:-2] == k.shape[:-2] and q.dtype == k.dtype
         if not fits or not same or self.choice(q, k, *gains).kernel != "triton":
             return None
@@ -222,7 +222,7 @@ class Rotation:
 
     def _lead(self) -> tuple[int, ...]:
         """What the positions' shape was, without ones in front."""
-        lead = tuple(self.cos.shape[:-2] if self.index is None else self.index.shape)
+        lead = tuple(self.cos.shape[:-2])
         while len(lead) > 1 and lead[0] == 1:
             lead = lead[1:]
         return lead
@@ -236,7 +236,7 @@ class Rotation:
     def _arguments(
         self, q: Tensor, q_gain: Tensor | None = None, k_gain: Tensor | None = None, eps: float | None = None
     ) -> Arguments:
-        cos, sin = (t.reshape(-1, *t.shape[-2:]) for t in (self.cos, self.sin))
+        cos, sin = (t.reshape(-1, *t.shape[-2:]).contiguous() for t in (self.cos, self.sin))
         index, offsets = self.index, self.offsets[..., 0, 0]
         if index is not None:
             index = index.expand(q.shape[:-2]).contiguous()

@@ -24,8 +24,6 @@ _SUM_ROWS, _SUM_COLUMNS = 512, 16
 # Elements of a token that one program takes at most; more heads go to further programs.
 _MAX_ELEMENTS = 8192
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
 
 @triton.jit
 def _pair(start, inside, BANDS: tl.constexpr, PADDED: tl.constexpr, HALF: tl.constexpr):

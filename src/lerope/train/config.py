@@ -49,7 +49,7 @@ class Recipe:
     validation_tokens: int
     """Validation reads whole documents up to the one that reaches this many tokens."""
     z_loss: float = 0.0
-    """Times the squared logsumexp of a token's logits, what training adds to its loss."""
+    """Times the squared logsumexp of a token's logits, what training adds to its loss and validation does not."""
 
     def __post_init__(self) -> None:
         counts = ("row_length", "batch_tokens", "steps", "validation_tokens")
@@ -97,8 +97,9 @@ class Recipe:
         return "-".join([self.rung, label, *extras, str(self.seed)])
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {**asdict(self), "betas": list(self.betas)}
+        """Plain JSON values. A z-loss of 0 is left out, so that runs from before there was one stay what they are."""
+        values = {**asdict(self), "betas": list(self.betas)}
+        return values if self.z_loss else {name: value for name, value in values.items() if name != "z_loss"}
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> "Recipe":
@@ -165,12 +166,13 @@ class Setup:
     compile: Compile = "auto"
     """Whether to compile each block with torch.compile; auto does on CUDA."""
     graph: Graph = "auto"
-    """Whether to record steps as CUDA graphs, which frees the host; auto does on one GPU where blocks are compiled."""
+    """Whether to record steps as CUDA graphs, which frees the host; auto does on one GPU where blocks are compiled,
+    unless the encoding is one of your own."""
     attention: Attention = "auto"
     """How to attend; auto takes the fastest, by a measurement that is remembered for this GPU and shape."""
     kernel: Kernel = "auto"
-    """What computes rotations, norms, activations and losses: fused Triton kernels where they can run (auto), those
-    or an error (triton), or plain torch (reference)."""
+    """What computes rotations, norms, activations and losses: auto takes fused Triton kernels where they can run,
+    reference plain torch; triton is an error where the rotary kernel cannot run."""
     checkpoint_steps: int = 1000
     """Steps between checkpoints."""
     keep_checkpoints: int = 2

@@ -20,10 +20,11 @@ from lerope.model.saved import save_model
 from lerope.model.spec import build_encoding
 from lerope.results import Training
 from lerope.rotary.encodings import Encoding
+from lerope.rotary.kernels import choose
 from lerope.runs import METRICS, RESULTS, read_records, read_run
 from lerope.train.config import Recipe, Setup
 from lerope.train.metrics import Records, readable
-from lerope.train.parallel import Ranks, compiles, start_ranks
+from lerope.train.parallel import Ranks, captures, compiles, start_ranks
 from lerope.train.rundir import RunDirectory, provenance
 from lerope.train.trainer import Trainer, last_validation_loss
 
@@ -65,10 +66,12 @@ def train(recipe: Recipe, data: str | os.PathLike[str], out: Path | None = None,
             problem = attention.obstacle(setup.attention, ranks.device, dtype)
             if problem is not None:
                 raise ValueError(problem)
+        captures(setup, ranks)
         corpus = Corpus(data, verify="sizes")
         rows = (recipe.row_length, recipe.batch_rows)
         loader = Loader(corpus.train, *rows, recipe.seed, ranks.rank, ranks.num_ranks)
         encoding = build_encoding(recipe.encoding, recipe.model)
+        choose(setup.kernel, frequencies=encoding.theta.to(ranks.device))
         return corpus, encoding, loader, _micro_batch_rows(recipe, setup, ranks)
 
     corpus, encoding, loader, micro_batch_rows = ranks.together(open_all)

@@ -47,3 +47,5 @@ class _Buffer:
         self.host = torch.empty(shape, dtype=torch.int32, pin_memory=True)
         self.there = torch.empty(shape, dtype=torch.int32, device=device)
         self.copied, self.read = torch.cuda.Event(), torch.cuda.Event()
+        # This memory may have been someone else's, whose kernels are still to run.
+        self.read.record(torch.cuda.current_stream(device))

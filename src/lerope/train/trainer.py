@@ -99,7 +99,9 @@ class Trainer:
         self.model = self.replica.model
         self.model.use_kernel(setup.kernel)
         self.model.z_weight = recipe.z_loss
-        self.captures = captures(setup, ranks)
+        # What an encoding of one's own does in Python would be recorded once and never done again.
+        own = type(encoding).__module__.partition(".")[0] != "lerope"
+        self.captures = captures(setup, ranks) and not (own and setup.graph == "auto")
         self._captured: Captured | None = None
         self._num_warm_steps = 0
         self._num_documents = 0
@@ -224,6 +226,8 @@ class Trainer:
 
     def _count_documents(self, batch: Batch) -> None:
         """Makes room for the documents of a micro-batch; a recording with less room is made again."""
+        if self.attention not in ("varlen", "cudnn"):
+            return  # the others have no list of documents
         ids = batch.document_ids
         ends = 1 + np.count_nonzero(ids[:, 1:] != ids[:, :-1], axis=1)
         most = max(
