@@ -189,11 +189,11 @@ def test_norms_that_the_kernel_does_not_know_are_done_before_it(interpreted, mon
 
 def test_norms_alike_go_into_the_kernel(interpreted, monkeypatch):
     pytest.importorskip("triton")
-    from lerope.rotary import triton_rotary
+    from lerope.rotary import operators
 
     seen = []
-    rotary = triton_rotary.rotary
-    monkeypatch.setattr(triton_rotary, "rotary", lambda *args: seen.append(args) or rotary(*args))
+    rotary = operators.rotary
+    monkeypatch.setattr(operators, "rotary", lambda *args: seen.append(args) or rotary(*args))
     q, norms = torch.randn(2, 5, 4, 16), [nn.RMSNorm(16, eps=1e-5) for _ in range(2)]
     lerope.Rotation(torch.arange(5), THETA, kernel="triton").after_norm(q, q, *norms)
     (args,) = seen

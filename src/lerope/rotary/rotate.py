@@ -84,7 +84,7 @@ def permute_layout(
 
 
 class Arguments(NamedTuple):
-    """What the fused kernel takes besides q and k; see `triton_rotary.rotary`."""
+    """What the fused kernel takes besides q and k; see `operators.rotary`."""
 
     frequencies: Tensor
     cos: Tensor
@@ -170,7 +170,7 @@ class Rotation:
         arguments = self.fused(q, k, q_norm, k_norm)
         if arguments is None:
             return self(q_norm(q), k_norm(k))
-        from lerope.rotary.triton_rotary import rotary
+        from lerope.rotary.operators import rotary
 
         out: tuple[Tensor, Tensor] = rotary(q, k, *arguments)
         return out
@@ -228,7 +228,7 @@ class Rotation:
         return lead
 
     def _fused(self, q: Tensor, k: Tensor | None) -> tuple[Tensor, Tensor]:
-        from lerope.rotary.triton_rotary import rotary
+        from lerope.rotary.operators import rotary
 
         out: tuple[Tensor, Tensor] = rotary(q, k, *self._arguments(q))
         return out
