@@ -50,7 +50,11 @@ def test_a_gpu_gets_the_fused_kernel(monkeypatch):
 # Tensors, frequencies, and why the kernel cannot take them.
 REASONS = {
     "a CPU": ([torch.zeros(1)], on_cuda(), "fused kernels need a CUDA device and the tensors are on cpu"),
-    "frequencies on a CPU": ([on_cuda()], torch.zeros(1), "fused kernels need a CUDA device and the tensors are on cpu"),
+    "frequencies on a CPU": (
+        [on_cuda()],
+        torch.zeros(1),
+        "fused kernels need a CUDA device and the tensors are on cpu",
+    ),
     "float64": ([on_cuda(torch.float64)], on_cuda(), "fused kernels take no torch.float64"),
     "float8": ([on_cuda(torch.float8_e4m3fn)], on_cuda(), "fused kernels take no torch.float8_e4m3fn"),
     "shards": ([Sharded()], on_cuda(), "fused kernels take no DTensor"),
@@ -139,7 +143,9 @@ def test_by_name_where_it_cannot_run(monkeypatch):
         lambda: encoding.rotation(positions, length=5),
     )
     for call in calls:
-        with pytest.raises(ValueError, match=r"^kernel 'triton' cannot run here, because fused kernels need a CUDA device .*\.$"):
+        with pytest.raises(
+            ValueError, match=r"^kernel 'triton' cannot run here, because fused kernels need a CUDA device .*\.$"
+        ):
             call()
 
 
@@ -261,7 +267,9 @@ def test_transforms_and_forward_mode_take_the_reference(interpreted):
 
     with torch.autograd.forward_ad.dual_level():
         assert "forward-mode" in str(lerope.Rotation(positions, THETA).choice(x))
-        with pytest.raises(ValueError, match=r"kernel 'triton' cannot run here, because fused kernels know no transforms"):
+        with pytest.raises(
+            ValueError, match=r"kernel 'triton' cannot run here, because fused kernels know no transforms"
+        ):
             lerope.Rotation(positions, THETA, kernel="triton").choice(x)
     gradient = torch.func.grad(turn)(x)
     torch.testing.assert_close(gradient, 2 * x, rtol=1e-5, atol=1e-5)
