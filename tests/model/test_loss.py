@@ -118,3 +118,12 @@ def test_without_gradients_none_is_computed(monkeypatch):
     monkeypatch.setattr(module, "_add_product", lambda *args: pytest.fail("a gradient was computed"))
     with torch.no_grad():
         make_head(weight)(x.detach(), targets)
+
+
+def test_a_second_derivative_is_refused():
+    """It would be that of the scaling alone, without a word."""
+    x, weight, targets = example()
+    total = make_head(weight)(x, targets)
+    (gradient,) = torch.autograd.grad(total.square(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
