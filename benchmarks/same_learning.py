@@ -1,14 +1,14 @@
 """Do fused kernels learn the same? Loss curves of one run, step by step, by several paths on one GPU.
 
 All runs have the same seed and data. In float32 the fused kernels are compared with plain torch, and plain torch with
-itself when it adds up micro-batches of another size: two curves that differ by rounding alone. In bf16 the fused path
-is compared with plain torch, and with a residual stream that stays in float32.
+itself when it adds up micro-batches of another size: two curves that differ by rounding alone. So in bf16, and there
+also with a residual stream that stays in float32. Then, at the weights that the first path
+ended with, the gradient of the log-frequencies in bf16 against float32, on batches that were not trained on.
 
     python benchmarks/same_learning.py --data DIR
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
@@ -17,9 +17,15 @@ from unittest.mock import patch
 
 import torch
 from reporting import conditions, save, show
+from torch import Tensor
 
+from lerope.data.loader import Loader
 from lerope.data.shards import Corpus
 from lerope.model import transformer
+from lerope.model.attention import obstacle
+from lerope.model.saved import load_model
+from lerope.rotary.kernels import Kernel
+from lerope.rotary.optim import frequency_parameters
 from lerope.runs import METRICS, read_records
 from lerope.train.config import Setup, recipe
 from lerope.train.job import train
@@ -43,6 +49,42 @@ def losses(data: Path, folder: Path, args: argparse.Namespace, precision: str, *
     return [record["loss"] for record in read_records(folder / METRICS) if "loss" in record]
 
 
+def gradient_errors(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """How far the gradient of alpha in bf16 is from plain torch in float32, relative, batch by batch."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = load_model(folder, "lerope").to(device)
+    (alpha,) = frequency_parameters(model).values()
+    loader = Loader(Corpus(args.data, verify="sizes").train, 2048, 4, args.seed)
+    ways: dict[str, tuple[Kernel, bool, torch.dtype | None]] = {
+        "float32, plain torch": ("reference", False, None),
+        "bf16, plain torch": ("reference", True, None),
+        "bf16, fused kernels": ("auto", True, None),
+        "bf16, plain torch, residual stream in float32": ("reference", True, torch.float32),
+        "bf16, fused kernels, residual stream in float32": ("auto", True, torch.float32),
+    }
+    found: dict[str, list[Tensor]] = {name: [] for name in ways}
+    for number in range(args.batches):
+        batch, _ = loader.load(args.steps + 1 + number)
+        fields = ("tokens", "targets", "positions", "document_ids", "centres")
+        inputs = {name: torch.from_numpy(getattr(batch, name)).to(device) for name in fields}
+        for name, (kernel, narrow, stream) in ways.items():
+            model.use_kernel(kernel)
+            kept = transformer._compute_dtype if stream is None else lambda x: torch.float32
+            backend = "flash4" if kernel == "auto" and obstacle("flash4", device, torch.bfloat16) is None else "sdpa"
+            with (
+                torch.autocast(device.type, torch.bfloat16, enabled=narrow),
+                patch.object(transformer, "_compute_dtype", kept),
+            ):
+                loss = model(**inputs, backend=backend)
+            found[name].append(torch.autograd.grad(loss, alpha)[0].double())
+    exact, *rest = found.items()
+    rows = []
+    for name, grads in rest:
+        errors = [float((a - b).norm() / b.norm()) for a, b in zip(grads, exact[1], strict=True)]
+        rows.append({"path": name, "median": statistics.median(errors), "least": min(errors), "greatest": max(errors)})
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
@@ -50,34 +92,39 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-tokens", type=int, default=16_384)
+    parser.add_argument("--batches", type=int, default=16, help="for the gradient of alpha")
     parser.add_argument("--precision", default="float32 bf16", help="which paths to run")
     parser.add_argument("--out", type=Path, default=RESULTS / "same_learning_gpu.json")
     args = parser.parse_args()
 
     half = args.batch_tokens // 2048 // 2
-    plain: dict[str, Any] = {"kernel": "reference", "compile": "no", "graph": "no"}
+    plain: dict[str, Any] = {"kernel": "reference", "compile": "no", "graph": "no", "attention": "sdpa"}
     paths: dict[str, tuple[str, dict[str, Any]]] = {
         "float32, plain torch": ("float32", plain),
         "float32, plain torch, micro-batches of half the size": ("float32", {**plain, "micro_batch_rows": half}),
-        "float32, fused kernels": ("float32", {"compile": "no", "graph": "no"}),
-        "bf16, plain torch": ("bf16", {**plain, "attention": "flex"}),
+        "float32, fused kernels": ("float32", {**plain, "kernel": "auto"}),
+        "bf16, plain torch": ("bf16", plain),
+        "bf16, plain torch, micro-batches of half the size": ("bf16", {**plain, "micro_batch_rows": half}),
         "bf16, fused kernels": ("bf16", {}),
-        "bf16, fused kernels, residual stream in float32": ("bf16", {}),
+        "bf16, fused kernels, residual stream in float32": ("bf16", {"compile": "no", "graph": "no"}),
     }
     paths = {name: path for name, path in paths.items() if path[0] in args.precision.split()}
     curves: dict[str, list[float]] = {}
-    results: dict[str, Any] = {**conditions("torch", "triton"), "gpu": torch.cuda.get_device_name()}
+    results: dict[str, Any] = {
+        **conditions("torch", "triton"),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
     results |= {"rung": args.rung, "seed": args.seed, "steps": args.steps, "batch_tokens": args.batch_tokens}
     results["data"] = Corpus(args.data, verify="sizes").manifest.fingerprint()
     with tempfile.TemporaryDirectory() as scratch:
         for number, (name, (precision, setup)) in enumerate(paths.items()):
             if "residual" in name:
-                torch._dynamo.reset()
                 with patch.object(transformer, "_compute_dtype", lambda x: torch.float32):
                     curves[name] = losses(args.data, Path(scratch) / str(number), args, precision, **setup)
             else:
                 curves[name] = losses(args.data, Path(scratch) / str(number), args, precision, **setup)
             save(args.out, {**results, "losses": curves})
+        results["alpha_gradients"] = gradient_errors(Path(scratch) / "0", args)
     first = next(iter(curves.values()))
     rows = []
     for name, curve in curves.items():
@@ -94,7 +141,7 @@ def main() -> None:
         )
     save(args.out, {**results, "differences": rows, "losses": curves})
     show("Losses of single steps against the first path, in nats", rows, ".2e")
-    print(json.dumps(rows))
+    show("Gradient of alpha: relative error", results["alpha_gradients"], ".2e")
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def attention() -> int:
         out: Tensor = mask.attend(*qkv.unbind(2))
         out.sum().backward()
         count += 1
-        if backend != "cudnn" or mask.packed is None:
+        if backend != "flash4" or mask.packed is None:
             continue
         from lerope.model.fused_attention import attend
 

@@ -1,15 +1,21 @@
 """The model on a CUDA device: attention backends and fused kernels agree with plain torch, in values and gradients."""
 
+import itertools
+
 import pytest
 import torch
+from torch.nn import functional
 
 import lerope
-from lerope.model import attention
+from lerope.model import attention, products
 from lerope.model.attention import DocumentMask
 from lerope.model.config import ModelConfig
+from lerope.model.fused_mlp import fused_mlp, mlp
 from lerope.model.init import init_weights
 from lerope.model.loss import Head
-from lerope.model.transformer import Transformer
+from lerope.model.products import Linear, linear
+from lerope.model.transformer import MLP, Transformer
+from tests.rotary.test_triton import poisoned
 
 pytestmark = [
     pytest.mark.gpu,
@@ -60,7 +66,7 @@ def documents(kind: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["real", "tiny", "whole rows"])
-@pytest.mark.parametrize("backend", ["flex", "varlen", "cudnn"])
+@pytest.mark.parametrize("backend", ["flex", "varlen", "flash4"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("known", [True, False])
 def test_backends_equal_the_dense_mask(backend, kind, dtype, known):
@@ -110,7 +116,7 @@ def model_of(kernel: str) -> Transformer:
     return model
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "flex", "varlen", "cudnn"])
+@pytest.mark.parametrize("backend", ["sdpa", "flex", "varlen", "flash4"])
 def test_a_model_with_fused_kernels_is_as_close_to_float32_as_one_without(backend):
     """Loss and gradients in bf16 against the reference in float32: errors of the same size, as roundings differ."""
     if attention.obstacle(backend, torch.device("cuda"), torch.bfloat16) is not None:
@@ -152,3 +158,295 @@ def test_the_head_with_its_kernel_equals_the_head_without(vocab_size, z_weight, 
     for got, want in zip(*results, strict=True):
         assert (got - want).double().norm() < limit * want.double().norm()
     torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-6, atol=0)
+
+
+@pytest.fixture
+def _quack():
+    x, weight = (torch.empty(64, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    reason = products.obstacle(x, weight)
+    if reason is not None:
+        pytest.skip(reason)
+
+
+def plain_mlp(x, up, down):
+    return functional.linear(functional.gelu(functional.linear(x, up)), down)
+
+
+def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape, device="cuda").to(dtype)
+
+
+def check_as_close_as_torch(function, plain, num_tokens: int, weights: list[torch.Tensor]) -> None:
+    """Values and all gradients against float64, with memory full of NaN for what nobody writes."""
+    dtype = weights[0].dtype
+    x = random(num_tokens, weights[0].shape[1], dtype=dtype)
+    grad = random(num_tokens, weights[-1].shape[0], dtype=dtype)
+
+    def results(function, *inputs, grad):
+        leaves = [t.detach().requires_grad_() for t in inputs]
+        out = function(*leaves)
+        return [out, *torch.autograd.grad(out, leaves, grad)]
+
+    with poisoned():
+        got = results(function, x, *weights, grad=grad)
+    theirs = results(plain, x, *weights, grad=grad)
+    exact = results(plain, *(t.double() for t in (x, *weights)), grad=grad.double())
+    for a, b, c in zip(got, theirs, exact, strict=True):
+        assert (a.shape, a.dtype) == (c.shape, dtype)
+        assert not a.isnan().any()
+        ours, torchs = ((t.double() - c).norm() / c.norm() for t in (a, b))
+        assert ours <= 1.5 * torchs + torch.finfo(dtype).eps / 8, (num_tokens, float(ours), float(torchs))
+
+
+# The first count comes again, with other numbers: a kernel that was compiled for one count of tokens meets others.
+TOKENS = (77, 1, 1000, 4096, 77)
+# Not all of them in float16: each kernel takes seconds to compile for each dtype and size of tiles.
+MLP_CASES = [
+    (torch.bfloat16, 64, 256),
+    (torch.bfloat16, 512, 2048),
+    (torch.bfloat16, 1024, 4096),
+    (torch.float16, 64, 256),
+    (torch.float16, 512, 2048),
+]
+LINEAR_CASES = [*MLP_CASES, (torch.bfloat16, 256, 64), (torch.bfloat16, 2048, 512), (torch.bfloat16, 4096, 1024)]
+
+
+@pytest.mark.usefixtures("_quack")
+@pytest.mark.parametrize(("dtype", "in_width", "out_width"), LINEAR_CASES)
+def test_a_matrix_is_as_close_to_float64_as_that_of_torch(dtype, in_width, out_width):
+    torch.manual_seed(0)
+    weight = random(out_width, in_width, dtype=dtype) * in_width**-0.5
+    for num_tokens in TOKENS:
+        check_as_close_as_torch(linear, functional.linear, num_tokens, [weight])
+
+
+@pytest.mark.usefixtures("_quack")
+@pytest.mark.parametrize(("dtype", "width", "mlp_width"), MLP_CASES)
+def test_the_fused_mlp_is_as_close_to_float64_as_torch(dtype, width, mlp_width):
+    torch.manual_seed(0)
+    up, down = random(mlp_width, width, dtype=dtype), random(width, mlp_width, dtype=dtype)
+    weights = [up * width**-0.5, down * mlp_width**-0.5]
+    for num_tokens in TOKENS:
+        check_as_close_as_torch(mlp, plain_mlp, num_tokens, weights)
+
+
+@pytest.mark.usefixtures("_quack")
+def test_gelu_at_its_ends():
+    """Hidden values from -12 to 12, one for each token: zero on the left, the number itself on the right."""
+    hidden = torch.linspace(-12, 12, 4096, device="cuda").bfloat16()
+    x, up = torch.zeros(4096, 64, device="cuda", dtype=torch.bfloat16), torch.zeros(256, 64, device="cuda").bfloat16()
+    x[:, 0], up[:, 0] = hidden, 1.0
+    leaf = x.requires_grad_()
+    _, activated, _ = fused_mlp(leaf.detach(), up, up.t().contiguous(), True)
+    value = functional.gelu(hidden.double())
+    error = (activated.double() - value[:, None]).abs()
+    assert (error <= (2**-8 * value.abs() + 3e-7 * (1 + hidden.double().abs()))[:, None]).all()
+    # One hidden value goes into one output: its gradient is the slope.
+    down = torch.zeros(64, 256, device="cuda", dtype=torch.bfloat16)
+    down[0, 0] = 1.0
+    grad = torch.zeros_like(x)
+    grad[:, 0] = 1.0
+    (x_grad,) = torch.autograd.grad(mlp(leaf, up, down), leaf, grad)
+    wide = hidden.double().requires_grad_()
+    (slope,) = torch.autograd.grad(functional.gelu(wide).sum(), wide)
+    error = (x_grad[:, 0].double() - slope).abs()
+    assert (error <= 2 * 2**-8 * slope.abs() + 1e-6 * (1 + hidden.double().abs())).all()
+
+
+@pytest.mark.usefixtures("_quack")
+def test_slopes_that_are_not_kept_change_nothing():
+    torch.manual_seed(0)
+    up, down = random(2048, 512, dtype=torch.bfloat16) / 20, random(512, 2048, dtype=torch.bfloat16) / 40
+    for num_tokens in TOKENS:
+        x = random(num_tokens, 512, dtype=torch.bfloat16)
+        with poisoned():
+            kept, other = (fused_mlp(x, up, down, keeps) for keeps in (True, False))
+        assert torch.equal(kept[0], other[0])
+        assert torch.equal(kept[1], other[1])
+        assert (kept[2].shape, other[2].numel()) == ((num_tokens, 2048), 0)
+        assert not kept[2].isnan().any()
+
+
+@pytest.mark.usefixtures("_quack")
+@pytest.mark.parametrize("learn", [learn for learn in itertools.product([True, False], repeat=3) if any(learn)])
+def test_what_is_frozen_changes_no_other_gradient(learn):
+    """Of the MLP, and of a matrix where the first two say something about it."""
+    torch.manual_seed(0)
+    inputs = [random(*shape, dtype=torch.bfloat16) for shape in ((77, 512), (2048, 512), (512, 2048))]
+    cases = [(mlp, inputs, learn), (linear, inputs[:2], learn[:2])]
+    for function, tensors, own in cases:
+        if not any(own):
+            continue
+        results = []
+        for wanted in (own, [True] * len(own)):
+            leaves = [t.detach().requires_grad_(each) for t, each in zip(tensors, wanted, strict=True)]
+            out = function(*leaves)
+            with poisoned():
+                out.backward(torch.ones_like(out))
+            results.append([leaf.grad for leaf in leaves])
+        for got, want, each in zip(*results, own, strict=True):
+            assert (got is not None) == each
+            assert got is None or torch.equal(got, want)
+
+
+@pytest.mark.usefixtures("_quack")
+def test_inputs_of_other_shapes_and_layouts():
+    """A vector, no tokens, and inputs that do not lie in one piece."""
+    torch.manual_seed(0)
+    module = Linear(64, 256).cuda().bfloat16()
+    wide = random(3, 5, 128, dtype=torch.bfloat16)
+    for x in (wide[0, 0, :64], wide[:0, :, :64], wide[..., :64], wide[..., ::2], wide[..., :64].transpose(0, 1)):
+        got, want = module(x), functional.linear(x, module.weight)
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+        torch.testing.assert_close(got, want, rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.usefixtures("_quack")
+def test_a_config_is_the_same_object_in_every_call():
+    x = torch.empty(8, 64, device="cuda", dtype=torch.bfloat16)
+    first, again = (products.settings(x, (128, 192)) for _ in range(2))
+    assert first.get("config") is again.get("config")
+
+
+@pytest.mark.usefixtures("_quack")
+def test_weights_in_float32_need_autocast():
+    x = random(8, 64, dtype=torch.bfloat16)
+    module = Linear(64, 64).cuda()
+    assert products.obstacle(x, module.weight) == "the input is torch.bfloat16 and the product torch.float32"
+    with torch.autocast("cuda", torch.bfloat16):
+        assert products.obstacle(x, module.weight) is None
+        assert module(x).dtype == torch.bfloat16
+
+
+class Layers(torch.nn.Module):
+    """A matrix and an MLP after it, with weights in float32 and in autocast as in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = ModelConfig(num_layers=1, num_heads=8, head_dim=64)
+        self.matrix, self.mlp = Linear(512, 512), MLP(config)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return self.mlp(self.matrix(x).relu())
+
+
+def layers() -> Layers:
+    torch.manual_seed(0)
+    module = Layers().cuda()
+    with torch.autocast("cuda", torch.bfloat16):
+        assert module.mlp._is_fusable(torch.empty(2, 512, device="cuda", dtype=torch.bfloat16))
+    return module
+
+
+@pytest.mark.usefixtures("_quack")
+def test_products_compile_without_a_break():
+    torch._dynamo.reset()
+    module = layers()
+    compiled = torch.compile(module, fullgraph=True)
+    for rows in (2, 3):
+        x, grad = (random(rows, 100, 512, dtype=torch.bfloat16) for _ in range(2))
+        results = []
+        for function in (compiled, module):
+            leaf = x.detach().requires_grad_()
+            out = function(leaf)
+            results.append([out, *torch.autograd.grad(out, [leaf, *module.parameters()], grad)])
+        for got, want in zip(*results, strict=True):
+            assert (got.dtype, got.stride()) == (want.dtype, want.stride())
+            assert (got - want).double().norm() <= 5e-3 * want.double().norm()
+    with torch.no_grad():
+        assert torch.equal(compiled(x), module(x))
+
+
+@pytest.mark.usefixtures("_quack")
+def test_products_never_wait_for_the_device_and_can_be_captured():
+    module = layers()
+    x, grad = (random(4, 96, 512, dtype=torch.bfloat16) for _ in range(2))
+    x.requires_grad_()
+
+    def step():
+        out = module(x)
+        return [out.detach(), *torch.autograd.grad(out, [x, *module.parameters()], grad)]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    before = [t.clone() for t in captured]
+    with torch.no_grad():
+        for tensor in (x, grad, *module.parameters()):
+            tensor.copy_(torch.randn_like(tensor) * tensor.float().std())
+    graph.replay()
+    torch.cuda.synchronize()
+    for got, old, want in zip(captured, before, step(), strict=True):
+        assert (got - old).double().norm() > 0.5 * want.double().norm()
+        assert (got - want).double().norm() <= 5e-3 * want.double().norm()  # cuBLAS may choose otherwise in a graph
+
+
+@pytest.mark.usefixtures("_quack")
+def test_the_head_of_a_vocabulary_that_quack_takes():
+    """As close to float64 as the head without it, whose logits are rounded to bf16 just so."""
+    torch.manual_seed(0)
+    head = Head(128, 512).cuda()
+    x, targets = torch.randn(2, 300, 128, device="cuda"), torch.randint(-1, 512, (2, 300), device="cuda")
+
+    def results(fused, dtype):
+        head.fused = fused
+        leaf = x.to(dtype).requires_grad_()
+        with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            total = head(leaf, targets)
+        return [total, *torch.autograd.grad(total, (leaf, head.weight))]
+
+    ours, theirs = results(True, torch.bfloat16), results(False, torch.bfloat16)
+    head.double()
+    for a, b, c in zip(ours, theirs, results(False, torch.float64), strict=True):
+        errors = [(t.double() - c.double()).norm() / c.double().norm() for t in (a, b)]
+        assert errors[0] <= 1.5 * errors[1] + 1e-3, errors
+
+
+@pytest.mark.parametrize("kind", ["real", "tiny", "whole rows"])
+@pytest.mark.parametrize("rotary_dim", [64, 32, 24])
+def test_the_fused_operator_of_flash_attention_4_equals_its_parts(kind, rotary_dim):
+    """Norm, rotation of all or of part of a head and attention in one, against the same three one after the other."""
+    reason = attention.obstacle("flash4", torch.device("cuda"), torch.bfloat16)
+    if reason is not None:
+        pytest.skip(reason)
+    from lerope.model.fused_attention import attend
+
+    torch.manual_seed(0)
+    ids, index = documents(kind), torch.arange(1024, device="cuda").expand(3, -1)
+    begins = torch.cat((torch.ones_like(ids[:, :1], dtype=torch.bool), ids[:, 1:] != ids[:, :-1]), 1)
+    positions = index - torch.where(begins, index, 0).cummax(1).values
+    mask = DocumentMask(ids, "flash4")
+    encoding = lerope.LeRoPE(64, rotary_dim=rotary_dim).cuda()
+    norms = [torch.nn.RMSNorm(64, eps=1e-5).cuda() for _ in range(2)]
+    qkv, grad = (random(*shape, dtype=torch.bfloat16) for shape in ((3, 1024, 3, 4, 64), (3, 1024, 4, 64)))
+    results = []
+    for whole in (True, False):
+        leaf = qkv.detach().requires_grad_()
+        rotation = encoding.rotation(positions, length=1024)
+        q, k, v = leaf.unbind(2)
+        if whole:
+            arguments = rotation.fused(q, k, *norms)
+            assert arguments is not None
+            out = attend(leaf, arguments, mask.packed)
+        else:
+            q, k = rotation.after_norm(q, k, *norms)
+            out = mask.attend(q.to(v.dtype), k.to(v.dtype), v)
+        leaves = [leaf, encoding.alpha, *(norm.weight for norm in norms)]
+        results.append([out, *torch.autograd.grad(out, leaves, grad)])
+    for got, want in zip(*results, strict=True):
+        assert not got.isnan().any()
+        # Gradients of frequencies are small differences of large sums over dq, which is not added up in one order.
+        limit = 0.1 if got.shape == encoding.alpha.shape else 0.01
+        assert (got - want).double().norm() < limit * want.double().norm()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from lerope.model import attention
 from lerope.model.config import ModelConfig
 from lerope.train.captured import Captured
 from lerope.train.trainer import Trainer
@@ -60,12 +61,18 @@ def test_a_run_moves_from_the_gpu_to_the_cpu(data, tmp_path, monkeypatch):
     assert losses(out) == pytest.approx(losses(tmp_path / "whole"), rel=1e-3)
 
 
+def skip_where_it_cannot_run(backend, dtype=torch.bfloat16):
+    reason = attention.obstacle(backend, torch.device("cuda"), dtype)
+    if reason is not None:
+        pytest.skip(reason)
+
+
 @pytest.mark.parametrize("rows", [8, 2])
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_recorded_steps_learn_what_others_do(data, tmp_path, rows, precision):
+@pytest.mark.parametrize(("precision", "backend"), [("float32", "flex"), ("bf16", "varlen"), ("bf16", "flash4")])
+def test_recorded_steps_learn_what_others_do(data, tmp_path, rows, precision, backend):
     """With one micro-batch a step and with several: the first writes gradients anew, the others add to them."""
+    skip_where_it_cannot_run(backend, torch.float32 if precision == "float32" else torch.bfloat16)
     for graph in ("yes", "no"):
-        backend = "flex" if precision == "float32" else "varlen"
         setup = {"device": "cuda", "compile": "no", "graph": graph, "micro_batch_rows": rows, "attention": backend}
         tiny_run(data, tmp_path / graph, setup, **{**SHAPE, "precision": precision})
     got, want = losses(tmp_path / "yes"), losses(tmp_path / "no")
@@ -74,8 +81,10 @@ def test_recorded_steps_learn_what_others_do(data, tmp_path, rows, precision):
     assert got[-1] < got[0]
 
 
-def test_steps_are_recorded_anew_when_there_are_more_documents(data, tmp_path, monkeypatch):
+@pytest.mark.parametrize("backend", ["varlen", "flash4"])
+def test_steps_are_recorded_anew_when_there_are_more_documents(data, tmp_path, monkeypatch, backend):
     """A recording has room for so many documents; once there are more, steps are warmed up and recorded again."""
+    skip_where_it_cannot_run(backend)
     record, count = Captured._record, Trainer._count_documents
     recordings, calls = [], []
 
@@ -88,7 +97,7 @@ def test_steps_are_recorded_anew_when_there_are_more_documents(data, tmp_path, m
     monkeypatch.setattr(Captured, "_record", lambda self, first: recordings.append(self) or record(self, first))
     monkeypatch.setattr(Trainer, "_count_documents", grow)
     for graph in ("yes", "no"):
-        setup = {"device": "cuda", "graph": graph, "attention": "varlen", "compile": "no"}
+        setup = {"device": "cuda", "graph": graph, "attention": backend, "compile": "no"}
         tiny_run(data, tmp_path / graph, setup, **{**SHAPE, "steps": 20, "precision": "bf16"})
     assert losses(tmp_path / "yes") == pytest.approx(losses(tmp_path / "no"), rel=1e-3)
     assert len({id(each) for each in recordings}) >= 2

@@ -19,6 +19,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A GPU")
     monkeypatch.setattr(module, "obstacle", lambda backend, device, dtype: None)
+    monkeypatch.setattr(module, "version", lambda package: {"flash-attn-4": "4.0.1"}[package])
     return tmp_path / "lerope" / "attention.json"
 
 
@@ -42,11 +43,11 @@ def ask(ids=IDS, num_heads=4, head_dim=64, dtype=torch.bfloat16):
 def test_a_measurement_is_made_once_for_each_shape(cache, measured):
     assert ask() == "varlen"
     assert ask() == "varlen"
-    assert measured == [["flex", "varlen", "cudnn"]]
+    assert measured == [["flex", "varlen", "flash4"]]
     ((key, value),) = json.loads(cache.read_text()).items()
-    where = f"A GPU, torch {torch.__version__}, flex/varlen/cudnn"
+    where = f"A GPU, torch {torch.__version__}, flash-attn-4 4.0.1, flex/varlen/flash4"
     assert key == f"{where}: 2 rows of 64, 4 heads of 64, torch.bfloat16, documents of 64"
-    assert value == {"backend": "varlen", "milliseconds": {"flex": 2.0, "varlen": 1.0, "cudnn": 2.0}}
+    assert value == {"backend": "varlen", "milliseconds": {"flex": 2.0, "varlen": 1.0, "flash4": 2.0}}
     others = (
         {"num_heads": 8},
         {"head_dim": 128},
@@ -79,7 +80,7 @@ def test_a_remembered_backend_that_is_gone_is_measured_again(cache, measured, mo
     missing = {"varlen": "gone"}
     monkeypatch.setattr(module, "obstacle", lambda backend, device, dtype: missing.get(backend))
     assert ask() == "flex"
-    assert measured[-1] == ["flex", "cudnn"]
+    assert measured[-1] == ["flex", "flash4"]
 
 
 DAMAGE = {
@@ -185,20 +186,20 @@ def test_backends_take_turns(monkeypatch):
 
 
 def test_a_backend_that_cannot_run_does_not_shorten_the_others_measurement(monkeypatch):
-    tried = masks(monkeypatch, {"cudnn": RuntimeError("no kernel")})
-    assert times("flex", "varlen", "cudnn").keys() == {"flex", "varlen"}
+    tried = masks(monkeypatch, {"flash4": RuntimeError("no kernel")})
+    assert times("flex", "varlen", "flash4").keys() == {"flex", "varlen"}
     assert tried.count("flex") == tried.count("varlen") == module._ROUNDS
-    assert tried.count("cudnn") == 1
+    assert tried.count("flash4") == 1
 
 
-def test_what_cudnn_raises_is_no_end_of_the_run(monkeypatch):
-    """Its exceptions are of its own class: cudnn.cudnnGraphNotSupportedError is an Exception, no RuntimeError."""
+def test_what_a_library_raises_is_no_end_of_the_run(monkeypatch):
+    """Of whatever class: a compiler's exception of its own is no RuntimeError, and an assertion is none either."""
 
-    class GraphNotSupportedError(Exception):
+    class DSLRuntimeError(Exception):
         pass
 
-    masks(monkeypatch, {"cudnn": GraphNotSupportedError("no engine")})
-    assert times("flex", "cudnn").keys() == {"flex"}
+    masks(monkeypatch, {"flash4": DSLRuntimeError("no kernel"), "varlen": AssertionError("head_dim")})
+    assert times("flex", "varlen", "flash4").keys() == {"flex"}
 
 
 def test_where_nothing_runs_the_first_problem_is_raised(monkeypatch):
@@ -213,6 +214,16 @@ def test_a_backend_that_came_since_is_measured(cache, measured, monkeypatch):
     ask()
     ask()
     assert len(measured) == 1
-    can.add("cudnn")
+    can.add("flash4")
     ask()
     assert len(measured) == 2
+
+
+def test_another_version_of_flash_attention_4_is_measured(cache, measured, monkeypatch):
+    ask()
+    monkeypatch.setattr(module, "version", lambda package: "4.0.2")
+    ask()
+    ask()
+    assert len(measured) == 2
+    old, new = json.loads(cache.read_text())
+    assert new == old.replace("4.0.1", "4.0.2") != old

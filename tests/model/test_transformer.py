@@ -194,7 +194,7 @@ def test_bad_input_is_named():
         (lambda: Transformer(TINY, lerope.RoPE(64)), "encoding must have the model's head_dim of 16; got 64"),
         (lambda: init_weights(make(), -1), "seed must be a whole number of 0 or more; got -1"),
         (lambda: make()(tokens[0]), r"tokens must have shape \(rows, length\); got \(4,\)"),
-        (lambda: DocumentMask(tokens, "flash"), "backend must be one of sdpa, flex, varlen, cudnn; got 'flash'"),
+        (lambda: DocumentMask(tokens, "flash"), "backend must be one of sdpa, flex, varlen, flash4; got 'flash'"),
         (lambda: DocumentMask(tokens, "flex"), "backend 'flex' needs a CUDA device"),
         (lambda: DocumentMask(None, "flex"), "backend 'flex' needs document_ids"),
         (lambda: DocumentMask(tokens[0]), r"document_ids must be integers of shape \(rows, length\)"),

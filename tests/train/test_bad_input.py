@@ -77,8 +77,8 @@ WRONG = {
         "graph must be auto or no on a CPU; got 'yes', which needs one rank with a CUDA device",
     ),
     "packed attention": (
-        ["demo", "--vocab-size", "50", "--attention", "cudnn", "--device", "cpu", "--steps", "5"],
-        "attention must be auto or sdpa on a CPU; got 'cudnn'",
+        ["demo", "--vocab-size", "50", "--attention", "flash4", "--device", "cpu", "--steps", "5"],
+        "attention must be auto or sdpa on a CPU; got 'flash4'",
     ),
     "tracker": (
         ["demo", "--vocab-size", "50", "--row-length", "32", "--batch-tokens", "256", "--trackers", "wandb"],

@@ -21,7 +21,7 @@ from lerope.rotary.frequencies import check_count
 from lerope.train.rundir import provenance
 
 SECTIONS = ("ceilings", "rotary", "attention", "head", "step")
-_PACKAGES = ("triton", "liger-kernel", "flash-attn", "rotary-embedding-torch")
+_PACKAGES = ("triton", "flash-attn-4", "quack-kernels", "liger-kernel", "flash-attn", "rotary-embedding-torch")
 
 
 Report = Callable[[str, Benchmark], None]

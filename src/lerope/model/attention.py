@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lerope.model import packed_attention
 from lerope.rotary.frequencies import check_choice
 
-Backend = Literal["sdpa", "flex", "varlen", "cudnn"]
+Backend = Literal["sdpa", "flex", "varlen", "flash4"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 _FASTEST_FIRST = [
@@ -37,12 +37,11 @@ class DocumentMask:
         backend: how to attend.
             `sdpa` works everywhere and writes out a dense mask.
             `flex` needs CUDA and skips blocks of the mask that are empty: good for short documents.
-            `varlen` needs CUDA and 16 bits: FlashAttention over documents end to end.
-            `cudnn` needs CUDA, 16 bits and nvidia-cudnn-frontend: cuDNN over documents end to end, the fastest on
-            Hopper.
+            `varlen` needs CUDA and 16 bits: FlashAttention 2 over documents end to end.
+            `flash4` needs Hopper or later, 16 bits and flash-attn-4: FlashAttention 4 over documents end to end.
             None takes flex on CUDA and sdpa elsewhere; `lerope.model.fastest` measures.
         num_documents: an upper bound of how many documents there are, each counted anew in every row. `varlen` and
-            `cudnn` otherwise wait for the device to count them.
+            `flash4` otherwise wait for the device to count them.
     """
 
     __slots__ = ("backend", "block", "dense", "packed")
@@ -73,8 +72,11 @@ class DocumentMask:
         elif self.backend == "flex":
             self.block = _block_mask(document_ids)
         else:
-            library: packed_attention.Library = "cudnn" if self.backend == "cudnn" else "flash"
-            self.packed = packed_attention.Packed(document_ids, library, num_documents)
+            reason = obstacle(self.backend, document_ids.device, torch.bfloat16)
+            if reason is not None:
+                raise ValueError(reason)
+            version: packed_attention.Version = 4 if self.backend == "flash4" else 2
+            self.packed = packed_attention.Packed(document_ids, version, num_documents)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """softmax(q k / sqrt(head_dim)) v over the tokens each query may see."""
@@ -101,11 +103,11 @@ def obstacle(backend: Backend, device: torch.device, dtype: torch.dtype) -> str 
         return None
     if device.type != "cuda":
         return f"attention must be auto or sdpa on a {device.type.upper()}; got {backend!r}, which needs a CUDA device."
-    if backend in ("varlen", "cudnn") and dtype not in (torch.bfloat16, torch.float16):
+    if backend in ("varlen", "flash4") and dtype not in (torch.bfloat16, torch.float16):
         return f"attention must be auto, sdpa or flex in float32; got {backend!r}, which needs 16 bits: train in bf16."
-    missing = packed_attention.obstacle() if backend == "cudnn" else None
-    if missing is not None:
-        return f"attention 'cudnn' cannot run: {missing}; pip install 'lerope[cudnn]', or take auto."
+    reason = packed_attention.obstacle(device) if backend == "flash4" else None
+    if reason is not None:
+        return f"attention 'flash4' cannot run: {reason}; install 'lerope[fast]' on Hopper or later, or take auto."
     return None
 
 

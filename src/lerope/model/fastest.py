@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lerope.model.attention import BACKENDS, Backend, DocumentMask, obstacle
+from lerope.model.products import version
 
 _ROUNDS = 7
 
@@ -17,9 +18,9 @@ _ROUNDS = 7
 def fastest(document_ids: Tensor, num_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> Backend:
     """The backend whose forward and backward pass take the least time for documents that lie like these.
 
-    A measurement is made once for a GPU, a version of torch, the backends that can run, a shape, a dtype and a mean
-    length of documents (a power of two); later calls read it from attention.json in the cache folder. Delete that file
-    to measure again.
+    A measurement is made once for a GPU, versions of torch and flash-attn-4, the backends that can run, a shape, a
+    dtype and a mean length of documents (a power of two); later calls read it from attention.json in the cache folder.
+    Delete that file to measure again.
 
     Args:
         document_ids: (rows, length), on the CPU.
@@ -34,7 +35,8 @@ def fastest(document_ids: Tensor, num_heads: int, head_dim: int, dtype: torch.dt
     mean_length = 2 ** round(math.log2(document_ids.numel() / num_documents))
     rows, length = document_ids.shape
     shape = f"{rows} rows of {length}, {num_heads} heads of {head_dim}, {dtype}, documents of {mean_length}"
-    key = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, {'/'.join(candidates)}: {shape}"
+    versions = f"torch {torch.__version__}, flash-attn-4 {version('flash-attn-4')}"
+    key = f"{torch.cuda.get_device_name(device)}, {versions}, {'/'.join(candidates)}: {shape}"
     known = _remembered().get(key)
     found = next((b for b in candidates if isinstance(known, dict) and known.get("backend") == b), None)
     if found is not None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from lerope.model import products
 from lerope.rotary.kernels import obstacle
 
 # Logits in one chunk. Few enough to pass through the caches of a CPU, or to stay small next to a GPU's memory; enough
@@ -43,7 +44,7 @@ class Head(nn.Linear):
         """The loss of each token in the shape of targets, float32; 0 where a target is negative. No gradient."""
         chunks = _chunks(x.flatten(0, -2), self.weight, targets.flatten())
         with torch.autocast(x.device.type, enabled=False):
-            parts = [_losses_(h @ w.t(), target, 0.0, False, self.fused)[0] for h, w, target in chunks]
+            parts = [_losses_(_logits(h, w, self.fused), target, 0.0, False, self.fused)[0] for h, w, target in chunks]
         return torch.cat(parts).view(targets.shape)
 
 
@@ -60,7 +61,7 @@ class _SummedLoss(torch.autograd.Function):
         start = 0
         with torch.autocast(x.device.type, enabled=False):
             for h, w, target in chunks:
-                losses, slopes = _losses_(h @ w.t(), target, z_weight, needs_x or needs_weight, fused)
+                losses, slopes = _losses_(_logits(h, w, fused), target, z_weight, needs_x or needs_weight, fused)
                 total += losses.sum(dtype=torch.float64)
                 if grad_x is not None:
                     torch.mm(slopes, w, out=grad_x[start : start + len(h)])
@@ -89,6 +90,13 @@ def _chunks(x: Tensor, weight: Tensor, targets: Tensor) -> list[tuple[Tensor, Te
     size = max(1, _CHUNK_LOGITS.get(kind, _CHUNK_LOGITS["cpu"]) // len(weight))
     parts = zip(x.to(dtype).split(size), targets.long().split(size), strict=True)
     return [(h, weight, target) for h, target in parts]
+
+
+def _logits(x: Tensor, weight: Tensor, fused: bool) -> Tensor:
+    if fused and products.obstacle(x, weight) is None:
+        logits: Tensor = products.linear(products.rows(x), weight)
+        return logits
+    return x @ weight.t()
 
 
 def _losses_(logits: Tensor, targets: Tensor, z_weight: float, gradient: bool, fused: bool) -> tuple[Tensor, Tensor]:

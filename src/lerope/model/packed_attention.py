@@ -1,20 +1,21 @@
-"""Attention over documents that lie end to end, by the fastest kernels there are for it, as operators that compile.
+"""Attention over documents that lie end to end, by FlashAttention 2 or 4, as operators that compile.
 
-cuDNN and FlashAttention both take a list of where documents start. It has a fixed number of slots, so that shapes stay
-the same from step to step; those that are left over hold empty documents.
+Both take a list of where documents start. It has a fixed number of slots, so that shapes stay the same from step to
+step; those that are left over hold empty documents.
 """
 
-import importlib.util
-from functools import cache
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-Library = Literal["cudnn", "flash"]
+from lerope.model import products
+
+Version = Literal[2, 4]
+"""Of FlashAttention: 2 is part of torch, 4 comes with the package flash-attn-4."""
 
 _aten = torch.ops.aten
-# Slots come in such steps, so that their number seldom changes; each costs a little time even when it is empty.
+# Slots come in such steps, so that their number seldom changes.
 _SLOTS = 64
 
 
@@ -23,14 +24,14 @@ class Packed:
 
     Args:
         document_ids: (rows, length), on the device.
-        library: whose kernels to use.
+        version: which kernels to use.
         num_documents: at least how many documents, where rows end documents, if the host knows; else they are counted,
             for which the host waits.
     """
 
-    __slots__ = ("length", "library", "starts")
+    __slots__ = ("starts", "version")
 
-    def __init__(self, document_ids: Tensor, library: Library, num_documents: int | None = None):
+    def __init__(self, document_ids: Tensor, version: Version, num_documents: int | None = None):
         begins = torch.ones_like(document_ids, dtype=torch.int64)
         begins[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
         which = begins.flatten().cumsum(0)
@@ -41,24 +42,22 @@ class Packed:
         counts.scatter_add_(0, which, torch.ones_like(which))
         self.starts = counts.cumsum(0).to(torch.int32)
         torch._dynamo.maybe_mark_dynamic(self.starts, 0)  # or a compiled model would be compiled again for more slots
-        self.length, self.library = document_ids.shape[1], library
+        self.version: Version = version
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """softmax(q k / sqrt(head_dim)) v over the tokens each query may see."""
-        check_dtype(q)
-        if self.library == "flash":
-            out: Tensor = flash_attention(q, k, v, self.starts)[0]
-        else:
-            wide = self.starts.long()
-            offsets = [wide * stride for stride in (*(_token_stride(t) for t in (q, k, v)), q.shape[2])]
-            out = cudnn_attention(q, k, v, self.starts.diff(), *offsets)[0]
+        check(q, self.version)
+        out: Tensor = flash_attention(q, k, v, self.starts, self.version)[0]
         return out
 
 
-def check_dtype(x: Tensor) -> None:
-    """Raises unless these kernels take tensors like x."""
+def check(x: Tensor, version: Version) -> None:
+    """Raises unless these kernels take queries like x."""
     if x.dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(f"backends varlen and cudnn need bfloat16 or float16; got {x.dtype}, use flex.")
+        raise ValueError(f"backends varlen and flash4 need bfloat16 or float16; got {x.dtype}, use flex.")
+    head_dim = x.shape[-1]
+    if version == 4 and (head_dim % 8 or head_dim > 256):
+        raise ValueError(f"backend flash4 needs a head_dim that 8 divides, up to 256; got {head_dim}, use flex.")
 
 
 def num_slots(num_documents: int) -> int:
@@ -66,296 +65,107 @@ def num_slots(num_documents: int) -> int:
     return -(-num_documents // _SLOTS) * _SLOTS
 
 
-def obstacle() -> str | None:
-    """What keeps cuDNN's kernels from running; None if nothing does."""
-    if importlib.util.find_spec("cudnn") is None:
-        return "nvidia-cudnn-frontend is not installed"
-    return None
+def obstacle(device: torch.device) -> str | None:
+    """What keeps FlashAttention 4 from running; None if nothing does."""
+    if products.version("flash-attn-4") is None:
+        return "flash-attn-4 is not installed"
+    return products.too_old(device) or products.broken("flash-attn-4", "flash_attn.cute.interface")
 
 
 @torch.library.custom_op("lerope::flash_attention", mutates_args=())
-def flash_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention of (rows, length, heads, head_dim) over documents, and the logsumexp for the backward pass."""
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, version: int) -> tuple[Tensor, Tensor]:
+    """Attention of (rows, length, heads, head_dim) over documents, and the logsumexp for the backward pass.
+
+    Args:
+        q, k, v: may be views of one tensor.
+        starts: the first token of each document, and where the last one ends.
+        version: of FlashAttention.
+    """
+    return forward(q, k, v, starts, version)
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, version: int) -> tuple[Tensor, Tensor]:
+    """What `flash_attention` gives."""
     length = q.shape[1]
-    out, sums, *_ = _aten._flash_attention_forward(
-        *_flat(q, k, v), starts, starts, length, length, 0.0, True, False
-    )  # fmt: skip
+    if version == 2:
+        out, sums, *_ = _aten._flash_attention_forward(
+            *_flat(q, k, v), starts, starts, length, length, 0.0, True, False
+        )
+    else:
+        from flash_attn.cute.interface import _flash_attn_fwd
+
+        out, sums, *_ = _flash_attn_fwd(*_flat(q, k, v), **_documents(starts, length), return_lse=True)
     return out.view(q.shape), sums
 
 
 @torch.library.custom_op("lerope::flash_attention_backward", mutates_args=())
 def flash_attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, starts: Tensor
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, starts: Tensor, version: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v."""
+    """Gradients of q, k and v, contiguous."""
+    if version == 4:
+        dq, dk, dv = (torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(3))
+        backward_into(dq, dk, dv, grad, q, k, v, out, sums, starts)
+        return dq, dk, dv
     length = q.shape[1]
     unused = torch.zeros((), dtype=torch.int64, device=q.device)
-    dq, dk, dv = _aten._flash_attention_backward(
+    grads = _aten._flash_attention_backward(
         *_flat(grad, q, k, v, out), sums, starts, starts, length, length, 0.0, True, unused, unused
     )
-    return dq.contiguous().view(q.shape), dk.contiguous().view(k.shape), dv.contiguous().view(v.shape)
+    dq, dk, dv = (each.contiguous().view(q.shape) for each in grads)
+    return dq, dk, dv
+
+
+def backward_into(
+    dq: Tensor, dk: Tensor, dv: Tensor, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor,
+    starts: Tensor,
+) -> None:  # fmt: skip
+    """Fills dq, dk and dv, which may be views of one tensor, by FlashAttention 4."""
+    from flash_attn.cute.interface import _flash_attn_bwd
+
+    own = dict(zip(("dq", "dk", "dv"), _flat(dq, dk, dv), strict=True))
+    exact = torch.are_deterministic_algorithms_enabled()
+    _flash_attn_bwd(*_flat(q, k, v, out, grad), sums, **_documents(starts, q.shape[1]), **own, deterministic=exact)
+
+
+def _documents(starts: Tensor, length: int) -> dict[str, Any]:
+    """What FlashAttention 4 wants to know of documents."""
+    return {
+        "causal": True,
+        "cu_seqlens_q": starts,
+        "cu_seqlens_k": starts,
+        "max_seqlen_q": length,
+        "max_seqlen_k": length,
+    }
 
 
 def _flat(*tensors: Tensor) -> list[Tensor]:
     return [t.flatten(0, 1) for t in tensors]
 
 
-@torch.library.custom_op("lerope::cudnn_attention", mutates_args=())
-def cudnn_attention(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, q_starts: Tensor, k_starts: Tensor, v_starts: Tensor,
-    sum_starts: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Attention of (rows, length, heads, head_dim) over documents, and the logsumexp for the backward pass.
-
-    Args:
-        q, k, v: rows that follow one another without a gap, each token a block of heads; strides between tokens may
-            differ.
-        lengths: tokens of each document.
-        q_starts, k_starts, v_starts, sum_starts: where each document starts, in elements of q, k, v and the sums, and
-            where the last one ends.
-    """
-    return cudnn_forward(q, k, v, lengths, q_starts, k_starts, v_starts, sum_starts)
-
-
-def cudnn_forward(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, q_starts: Tensor, k_starts: Tensor, v_starts: Tensor,
-    sum_starts: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """What `cudnn_attention` gives."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    sums = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
-    strides = tuple(_token_stride(t) for t in (q, k, v))
-    # The output lies like contiguous queries.
-    own = q_starts if q.is_contiguous() else sum_starts * q.shape[-1]
-    graph = _forward_graph(len(lengths), *q.shape, *strides, q.dtype, q.device)
-    graph.run(q, k, v, out, sums, lengths, q_starts, k_starts, v_starts, sum_starts, own)
-    return out, sums
-
-
-@torch.library.custom_op("lerope::cudnn_attention_backward", mutates_args=())
-def cudnn_attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, lengths: Tensor, q_starts: Tensor,
-    k_starts: Tensor, v_starts: Tensor, sum_starts: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k and v, contiguous."""
-    dq, dk, dv = (torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(3))
-    own = q_starts if q.is_contiguous() else sum_starts * q.shape[-1]
-    starts = (q_starts, k_starts, v_starts, sum_starts)
-    cudnn_backward(grad, q, k, v, out, sums, dq, dk, dv, own, lengths, *starts)
-    return dq, dk, dv
-
-
-def cudnn_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
-    grad_starts: Tensor, lengths: Tensor, q_starts: Tensor, k_starts: Tensor, v_starts: Tensor, sum_starts: Tensor,
-) -> None:  # fmt: skip
-    """Fills dq, which is contiguous, and dk and dv, in which documents start at `grad_starts`.
-
-    cuDNN 9.19 writes a wrong dq where its tokens do not lie one after the other.
-    """
-    strides = tuple(_token_stride(t) for t in (q, k, v, dk))
-    own = q_starts if q.is_contiguous() else sum_starts * q.shape[-1]
-    graph = _backward_graph(len(lengths), *q.shape, *strides, q.dtype, q.device)
-    starts = (q_starts, k_starts, v_starts, sum_starts)
-    graph.run(q, k, v, out, sums, grad, dq, dk, dv, lengths, *starts, own, grad_starts)
-
-
-def _token_stride(x: Tensor) -> int:
-    """Elements from one token to the next, which must be the same within rows and between them."""
-    rows, length, heads, head_dim = x.shape
-    stride = x.stride(1) if length > 1 else x.stride(0)
-    wanted = ((rows, length * stride), (length, stride), (heads, head_dim), (head_dim, 1))
-    if any(size > 1 and own != there for (size, own), there in zip(wanted, x.stride(), strict=True)):
-        raise ValueError(
-            f"backend 'cudnn' needs heads side by side and tokens evenly spaced; got strides {x.stride()} for shape "
-            f"{tuple(x.shape)}, pass a contiguous tensor."
-        )
-    return stride
-
-
-class _Graph:
-    """A computation that cuDNN has compiled, and the tensors it takes, in order."""
-
-    def __init__(self, graph: Any, handle: Any, tensors: list[Any], device: torch.device) -> None:
-        import cudnn
-
-        graph.validate()
-        graph.build_operation_graph()
-        graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-        graph.check_support()
-        graph.build_plans()
-        self._graph, self._handle, self._tensors, self._device = graph, handle, tensors, device
-        self._workspace_bytes = graph.get_workspace_size()
-
-    def run(self, *tensors: Tensor) -> None:
-        """Runs it on the current stream."""
-        import cudnn
-
-        cudnn.set_stream(handle=self._handle, stream=torch.cuda.current_stream(self._device).cuda_stream)
-        workspace = torch.empty(self._workspace_bytes, dtype=torch.uint8, device=self._device)
-        pack = dict(zip(self._tensors, tensors, strict=True))
-        self._graph.execute(pack, workspace, handle=self._handle)
-
-
-@cache
-def _handle(device: torch.device) -> Any:
-    import cudnn
-
-    with torch.cuda.device(device):
-        return cudnn.create_handle()
-
-
-class _Builder:
-    """Tensors of a graph over documents with these sizes."""
-
-    def __init__(self, slots: int, length: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device):
-        import cudnn
-
-        kinds = {torch.bfloat16: cudnn.data_type.BFLOAT16, torch.float16: cudnn.data_type.HALF}
-        self.kind, self.float32 = kinds[dtype], cudnn.data_type.FLOAT
-        self.int32, self.int64 = cudnn.data_type.INT32, cudnn.data_type.INT64
-        self.slots, self.length, self.heads, self.head_dim = slots, length, heads, head_dim
-        self.handle = _handle(device)
-        self.graph = cudnn.pygraph(
-            handle=self.handle,
-            io_data_type=self.kind,
-            intermediate_data_type=self.float32,
-            compute_data_type=self.float32,
-        )
-
-    def lengths(self) -> Any:
-        return self.graph.tensor(dim=[self.slots, 1, 1, 1], stride=[1, 1, 1, 1], data_type=self.int32)
-
-    def starts(self) -> Any:
-        return self.graph.tensor(dim=[self.slots + 1, 1, 1, 1], stride=[1, 1, 1, 1], data_type=self.int64)
-
-    def heads_of(self, token_stride: int, starts: Any) -> Any:
-        tensor = self.graph.tensor(dim=self._dim(), stride=self._stride(token_stride), data_type=self.kind)
-        tensor.set_ragged_offset(starts)
-        return tensor
-
-    def sums(self, starts: Any) -> Any:
-        tensor = self.graph.tensor(dim=[*self._dim()[:3], 1], stride=self._sum_stride(), data_type=self.float32)
-        tensor.set_ragged_offset(starts)
-        return tensor
-
-    def gives(self, tensor: Any, token_stride: int, starts: Any) -> None:
-        """Makes a result of the graph an output that lies so."""
-        tensor.set_output(True).set_dim(self._dim()).set_stride(self._stride(token_stride)).set_ragged_offset(starts)
-
-    def gives_sums(self, tensor: Any, starts: Any) -> None:
-        tensor.set_output(True).set_data_type(self.float32)
-        tensor.set_dim([*self._dim()[:3], 1]).set_stride(self._sum_stride()).set_ragged_offset(starts)
-
-    def _dim(self) -> list[int]:
-        return [self.slots, self.heads, self.length, self.head_dim]
-
-    def _stride(self, token_stride: int) -> list[int]:
-        return [self.length * token_stride, self.head_dim, token_stride, 1]
-
-    def _sum_stride(self) -> list[int]:
-        return [self.length * self.heads, 1, self.heads, 1]
-
-
-@cache
-def _forward_graph(
-    slots: int, rows: int, length: int, heads: int, head_dim: int, q_stride: int, k_stride: int, v_stride: int,
-    dtype: torch.dtype, device: torch.device,
-) -> _Graph:  # fmt: skip
-    build = _Builder(slots, length, heads, head_dim, dtype, device)
-    lengths, *starts, sum_starts, own = build.lengths(), *(build.starts() for _ in range(5))
-    strides = (q_stride, k_stride, v_stride)
-    q, k, v = (build.heads_of(stride, start) for stride, start in zip(strides, starts, strict=True))
-    out, sums = build.graph.sdpa(
-        name="attention",
-        q=q,
-        k=k,
-        v=v,
-        is_inference=False,
-        attn_scale=head_dim**-0.5,
-        use_padding_mask=True,
-        seq_len_q=lengths,
-        seq_len_kv=lengths,
-        use_causal_mask=True,
-    )
-    build.gives(out, heads * head_dim, own)
-    build.gives_sums(sums, sum_starts)
-    return _Graph(build.graph, build.handle, [q, k, v, out, sums, lengths, *starts, sum_starts, own], device)
-
-
-@cache
-def _backward_graph(
-    slots: int, rows: int, length: int, heads: int, head_dim: int, q_stride: int, k_stride: int, v_stride: int,
-    grad_stride: int, dtype: torch.dtype, device: torch.device,
-) -> _Graph:  # fmt: skip
-    build = _Builder(slots, length, heads, head_dim, dtype, device)
-    lengths, *starts, sum_starts, own, grad_starts = build.lengths(), *(build.starts() for _ in range(6))
-    strides, whole = (q_stride, k_stride, v_stride), heads * head_dim
-    q, k, v = (build.heads_of(stride, start) for stride, start in zip(strides, starts, strict=True))
-    out, grad = (build.heads_of(whole, own) for _ in range(2))
-    sums = build.sums(sum_starts)
-    grads = build.graph.sdpa_backward(
-        name="attention_backward",
-        q=q,
-        k=k,
-        v=v,
-        o=out,
-        dO=grad,
-        stats=sums,
-        attn_scale=head_dim**-0.5,
-        use_padding_mask=True,
-        seq_len_q=lengths,
-        seq_len_kv=lengths,
-        use_causal_mask=True,
-        max_total_seq_len_q=rows * length,
-        max_total_seq_len_kv=rows * length,
-    )
-    for each, stride, begin in zip(grads, (whole, *(grad_stride,) * 2), (own, *(grad_starts,) * 2), strict=True):
-        build.gives(each, stride, begin)
-    tensors = [q, k, v, out, sums, grad, *grads, lengths, *starts, sum_starts, own, grad_starts]
-    return _Graph(build.graph, build.handle, tensors, device)
-
-
 @flash_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, version: int) -> tuple[Tensor, Tensor]:
     rows, length, heads, _ = q.shape
     return q.new_empty(q.shape), q.new_empty((heads, rows * length), dtype=torch.float32)
 
 
 @flash_attention_backward.register_fake
 def _(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, starts: Tensor
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, starts: Tensor, version: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-@cudnn_attention.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, q_starts: Tensor, k_starts: Tensor, v_starts: Tensor,
-    sum_starts: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.float32)
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.set_materialize_grads(False)
+    q, k, v, starts, ctx.version = inputs
+    ctx.save_for_backward(q, k, v, *output, starts)
 
 
-@cudnn_attention_backward.register_fake
-def _(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, lengths: Tensor, q_starts: Tensor,
-    k_starts: Tensor, v_starts: Tensor, sum_starts: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+def _go_back(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    if grad is None:
+        return (None,) * 5
+    return (*flash_attention_backward(grad.contiguous(), *ctx.saved_tensors, ctx.version), None, None)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:3], *output, *inputs[3:])
-
-
-def _flash_back(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    return (*flash_attention_backward(grad.contiguous(), *ctx.saved_tensors), None)
-
-
-def _cudnn_back(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    return (*cudnn_attention_backward(grad.contiguous(), *ctx.saved_tensors), *(None,) * 5)
-
-
-flash_attention.register_autograd(_flash_back, setup_context=_keep)
-cudnn_attention.register_autograd(_cudnn_back, setup_context=_keep)
+flash_attention.register_autograd(_go_back, setup_context=_keep)

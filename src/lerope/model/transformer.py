@@ -13,7 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 from lerope.model.attention import Backend, DocumentMask
 from lerope.model.config import ModelConfig
+from lerope.model.fused_mlp import mlp
 from lerope.model.loss import Head
+from lerope.model.products import Linear, is_plain
+from lerope.model.products import obstacle as products_obstacle
 from lerope.rotary.encodings import Encoding
 from lerope.rotary.kernels import Kernel, obstacle
 from lerope.rotary.rotate import Rotation
@@ -42,16 +45,16 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.split = (3, config.num_heads, config.head_dim)
-        self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)
+        self.qkv = Linear(config.width, 3 * config.width)
         self.q_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
         self.k_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
-        self.out = nn.Linear(config.width, config.width, bias=False)
+        self.out = Linear(config.width, config.width)
 
     def forward(self, x: Tensor, rotation: Rotation, mask: DocumentMask) -> Tensor:
         """x (rows, length, width) -> the same shape."""
         qkv = self.qkv(x).unflatten(-1, self.split)
         q, k, v = qkv.unbind(-3)
-        fused = rotation.fused(q, k, self.q_norm, self.k_norm) if mask.backend == "cudnn" else None
+        fused = rotation.fused(q, k, self.q_norm, self.k_norm) if mask.backend == "flash4" else None
         if fused is not None and mask.packed is not None:
             from lerope.model.fused_attention import attend
 
@@ -71,15 +74,23 @@ class MLP(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.squared_relu = config.activation == "relu2"
-        self.up = nn.Linear(config.width, config.mlp_width, bias=False)
-        self.down = nn.Linear(config.mlp_width, config.width, bias=False)
+        self.up = Linear(config.width, config.mlp_width)
+        self.down = Linear(config.mlp_width, config.width)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (rows, length, width) -> the same shape."""
+        if self._is_fusable(x):
+            return mlp(x, self.up.weight.to(x.dtype), self.down.weight.to(x.dtype))
         x = self.up(x)
         x = functional.relu(x).square() if self.squared_relu else self._gelu(x)
         out: Tensor = self.down(x)
         return out
+
+    def _is_fusable(self, x: Tensor) -> bool:
+        """Whether one operator can do it all."""
+        if not self.fused or self.squared_relu or not (is_plain(self.up) and is_plain(self.down)):
+            return False
+        return products_obstacle(x, self.up.weight, self.down.weight) is None
 
     def _gelu(self, x: Tensor) -> Tensor:
         """Exact GELU, by a kernel of our own where rounding to 16 bits hides its small error."""
@@ -130,10 +141,10 @@ class Transformer(nn.Module):
         """Times the squared logsumexp of a token's logits, what its loss in training has on top."""
 
     def use_kernel(self, kernel: Kernel) -> None:
-        """Says what computes rotations, norms, activations and losses: fused kernels where they can run, or torch."""
+        """Says what computes all but attention: fused kernels where they can run, or torch."""
         self.encoding.kernel = kernel
         for module in self.modules():
-            if isinstance(module, AddNorm | MLP | Head):
+            if isinstance(module, AddNorm | Linear | MLP | Head):
                 module.fused = kernel != "reference"
 
     def forward(

@@ -14,7 +14,7 @@ from lerope.train.schedule import Schedule
 
 Compile = Literal["auto", "yes", "no"]
 Graph = Literal["auto", "yes", "no"]
-Attention = Literal["auto", "sdpa", "flex", "varlen", "cudnn"]
+Attention = Literal["auto", "sdpa", "flex", "varlen", "flash4"]
 Tracker = Literal["tensorboard", "wandb", "trackio"]
 
 # The paper's learning rates, 2^(-index / 2). Below its ladder the index falls with 1 / parameters, as the paper's own

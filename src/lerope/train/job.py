@@ -98,7 +98,7 @@ def train(recipe: Recipe, data: str | os.PathLike[str], out: Path | None = None,
         peak = gpus.peak_flops(torch.cuda.get_device_name()) if ranks.device.type == "cuda" else None
         trainer = Trainer(recipe, setup, corpus, loader, encoding, run, ranks, micro_batch_rows, peak)
         _say(ranks, describe(recipe, corpus, ranks, micro_batch_rows, setup))
-        _say(ranks, f"kernels  rotary {trainer.rotary}, attention {trainer.attention}")
+        _say(ranks, f"kernels  {trainer.kernels()}")
         return _carry_out(trainer, recipe, run, ranks)
 
 

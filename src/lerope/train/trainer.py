@@ -15,6 +15,7 @@ from lerope.data.display import Display
 from lerope.data.loader import Batch, Loader, assemble, validation_batches
 from lerope.data.shards import Corpus
 from lerope.data.signals import Signals
+from lerope.model import products
 from lerope.model.accounting import flops_per_token
 from lerope.model.attention import Backend, DocumentMask
 from lerope.model.fastest import fastest
@@ -164,6 +165,15 @@ class Trainer:
         batches.close()
         return step
 
+    def kernels(self) -> str:
+        """What computes rotations, matrix products and attention, for people."""
+        if self.ranks.device.type == "cpu":
+            return f"rotary {self.rotary}, attention {self.attention}"
+        example = torch.empty(0, dtype=self._compute_dtype, device=self.ranks.device)
+        reason = "asked for" if self.setup.kernel == "reference" else products.obstacle(example)
+        chosen = "quack" if reason is None else f"torch ({reason})"
+        return f"rotary {self.rotary}, products {chosen}, attention {self.attention}"
+
     def weights(self) -> dict[str, Tensor]:
         """The whole weights on the CPU, by name, on the main rank; nothing elsewhere. Every rank calls this."""
         found: dict[str, Tensor] = {}
@@ -204,6 +214,10 @@ class Trainer:
             numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
         return Started(step + 1, numbers, Moment(ranks.device), num_targets, recipe.learning_rate * gamma, wait_s)
 
+    @property
+    def _compute_dtype(self) -> torch.dtype:
+        return torch.float32 if self.recipe.precision == "float32" else torch.bfloat16
+
     def _attention(self) -> Backend:
         """How to attend: as asked, or the fastest for documents that lie as in the first micro-batch."""
         setup, recipe, device = self.setup, self.recipe, self.ranks.device
@@ -213,8 +227,7 @@ class Trainer:
             return "sdpa"
         batch, _ = self.loader.load(0)
         ids = torch.from_numpy(batch.document_ids[: self.micro_batch_rows])
-        dtype = torch.float32 if recipe.precision == "float32" else torch.bfloat16
-        return fastest(ids, recipe.model.num_heads, recipe.model.head_dim, dtype, device)
+        return fastest(ids, recipe.model.num_heads, recipe.model.head_dim, self._compute_dtype, device)
 
     def _moved(self, batch: Batch) -> dict[str, Tensor]:
         """A batch on the device; a GPU copies it while it still works on the step before."""
@@ -226,7 +239,7 @@ class Trainer:
 
     def _count_documents(self, batch: Batch) -> None:
         """Makes room for the documents of a micro-batch; a recording with less room is made again."""
-        if self.attention not in ("varlen", "cudnn"):
+        if self.attention not in ("varlen", "flash4"):
             return  # the others have no list of documents
         ids = batch.document_ids
         ends = 1 + np.count_nonzero(ids[:, 1:] != ids[:, :-1], axis=1)
@@ -235,7 +248,7 @@ class Trainer:
             for first in range(0, len(ends), self.micro_batch_rows)
         )
         if most > self._num_documents:
-            # With room to spare, because kernels are compiled for the number of documents and steps recorded anew.
+            # With room to spare, because steps are recorded anew.
             self._num_documents, self._captured, self._num_warm_steps = most * 5 // 4, None, 0
 
     def _warm_accumulate(self) -> Callable[[dict[str, Tensor], bool], Tensor]:

@@ -1,0 +1,175 @@
+"""Matrix products of many tokens with a weight, by QuACK's kernels where they can run.
+
+On an H200 they take 2 to 15 % less time than cuBLAS for the shapes of the ladder, and they can do a little work on a
+result before it is written (fused_mlp).
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module, metadata
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lerope.rotary import kernels
+
+
+@cache
+def version(package: str) -> str | None:
+    """Of an installed package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+_QUACK = version("quack-kernels")
+
+
+def obstacle(x: Tensor, *weights: Tensor) -> str | None:
+    """What keeps QuACK from multiplying x with these weights; None if nothing does."""
+    if _QUACK is None:
+        return "quack-kernels is not installed"
+    if x.dtype not in (torch.bfloat16, torch.float16):
+        return f"QuACK's products need 16 bits and the input is {x.dtype}"
+    reason = kernels.obstacle(x, *weights) or _problem(x.device.index)
+    if reason is not None:
+        return reason
+    for weight in weights:
+        if type(weight) not in (Tensor, nn.Parameter):
+            return f"QuACK's products take no {type(weight).__name__}"
+        if x.dtype != _compute_dtype(x, weight):
+            return f"the input is {x.dtype} and the product {_compute_dtype(x, weight)}"
+        if any(size % 8 for size in weight.shape):
+            return f"QuACK's products need sizes that are multiples of 8 and the weight's are {tuple(weight.shape)}"
+        if x.numel() == 0:
+            return "there are no tokens"
+    return None
+
+
+def _compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _problem(device: int) -> str | None:
+    return too_old(torch.device("cuda", device)) or broken("quack-kernels", "lerope.model.cute_products")
+
+
+def too_old(device: torch.device) -> str | None:
+    """Why a GPU cannot run kernels made for Hopper; None if it can."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return None if major >= 9 else f"it needs compute capability 9.0 and this GPU has {major}.{minor}"
+
+
+@cache
+def broken(package: str, module: str) -> str | None:
+    """What goes wrong when a module that needs this package is imported; None if nothing does."""
+    try:
+        import_module(module)
+    except Exception as error:  # of whatever kind: other versions, other libraries of CUDA
+        return f"{package} {version(package)} does not work here ({type(error).__name__}: {error})"
+    return None
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether a module is a `Linear` and nothing but its matrix: no adapter around it, no hook on it."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return type(module) is Linear and not any(hooks) and "forward" not in module.__dict__
+
+
+def rows(x: Tensor) -> Tensor:
+    """(..., width) -> (tokens, width), contiguous."""
+    return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """a b for (tokens, m) and (m, n), by QuACK."""
+    from lerope.model.cute_products import product
+
+    out = a.new_empty(len(a), b.shape[1])
+    product(a, b, out={"D": out}, **settings(a, (128, 192) if b.shape[1] > len(b) else (128, 256)))
+    return out
+
+
+def settings(x: Tensor, tile: tuple[int, int]) -> dict[str, Any]:
+    """How QuACK is to compute: on Hopper in such tiles, which were measured on an H200; elsewhere by its defaults."""
+    if torch.cuda.get_device_capability(x.device)[0] != 9:
+        return {"tuned": False}
+    return {"tuned": False, "config": _config(*tile)}
+
+
+@cache  # QuACK looks plans up by the identity of this object
+def _config(tile_m: int, tile_n: int) -> Any:
+    from quack.gemm_config import GemmConfig
+
+    cluster_m, cluster_n = (2, 1) if tile_n == 192 else (1, 2)
+    return GemmConfig(
+        tile_m=tile_m,
+        tile_n=tile_n,
+        pingpong=tile_n < 256,  # two tiles that take turns, each at work while the other ends; if there is room
+        cluster_m=cluster_m,
+        cluster_n=cluster_n,
+        is_dynamic_persistent=False,
+    )
+
+
+class Linear(nn.Linear):
+    """A matrix without a bias."""
+
+    fused = True
+
+    def __init__(self, in_width: int, out_width: int) -> None:
+        super().__init__(in_width, out_width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., in_width) -> (..., out_width)."""
+        if not self.fused or obstacle(x, self.weight) is not None:
+            return super().forward(x)
+        out: Tensor = linear(rows(x), self.weight.to(x.dtype))
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+
+@torch.library.custom_op("lerope::linear", mutates_args=())
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x weight^T for (tokens, in_width) and (out_width, in_width)."""
+    return multiply(x, weight.t())
+
+
+@torch.library.custom_op("lerope::linear_backward", mutates_args=())
+def linear_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, needs_x: bool, needs_weight: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients of x and of the weight; empty if not needed."""
+    x_grad = multiply(grad, weight) if needs_x else grad.new_empty(0)
+    return x_grad, grad.t() @ x if needs_weight else grad.new_empty(0)
+
+
+@linear.register_fake
+def _(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty(len(x), len(weight))
+
+
+@linear_backward.register_fake
+def _(grad: Tensor, x: Tensor, weight: Tensor, needs_x: bool, needs_weight: bool) -> tuple[Tensor, Tensor]:
+    shapes = (x.shape if needs_x else (0,), weight.shape if needs_weight else (0,))
+    return grad.new_empty(shapes[0]), grad.new_empty(shapes[1])
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _go_back(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    needed = ctx.needs_input_grad
+    return only(needed, linear_backward(grad.contiguous(), *ctx.saved_tensors, *needed))
+
+
+def only(needed: Sequence[bool], grads: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """Gradients for autograd: None where none was asked for."""
+    return tuple(grad if need else None for need, grad in zip(needed, grads, strict=True))
+
+
+linear.register_autograd(_go_back, setup_context=_keep)
