@@ -56,7 +56,8 @@ class _SummedLoss(torch.autograd.Function):
         needs_x, needs_weight, *_ = ctx.needs_input_grad
         chunks = _chunks(x, weight, targets)
         grad_x = torch.empty_like(x, dtype=chunks[0][0].dtype) if needs_x else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        grad_weight = torch.zeros_like(weight, dtype=wide) if needs_weight else None
         total = torch.zeros((), dtype=torch.float64, device=x.device)
         start = 0
         with torch.autocast(x.device.type, enabled=False):
