@@ -26,7 +26,7 @@ test-slow: $(READY)  ## every study of the paper in small, with its measurements
 	@$(BIN)/python -m pytest -m slow
 
 test-gpu: $(READY)  ## the tests that need a CUDA device
-	@$(BIN)/python -m pytest -m gpu
+	@$(BIN)/python -m pytest -m gpu --numprocesses 8
 
 lint: $(READY)  ## ruff (format and rules) and mypy
 	@$(BIN)/ruff format --check --quiet . || (echo "run: make format"; exit 1)

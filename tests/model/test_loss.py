@@ -61,6 +61,15 @@ def test_losses_of_single_tokens(chunk):
     torch.testing.assert_close(got.double(), reference(x, weight, targets)[0], rtol=1e-5, atol=1e-5)
 
 
+def test_float64_stays_float64(chunk):
+    x, weight, targets = example(dtype=torch.float64)
+    head = make_head(weight).double()
+    _, grad_x, grad_weight = reference(x, weight, targets)
+    head(x, targets).backward()
+    torch.testing.assert_close(x.grad, grad_x, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(head.weight.grad, grad_weight, rtol=1e-12, atol=1e-12)
+
+
 def test_gradcheck(chunk):
     x, weight, targets = example(1, 4, 3, 5, torch.float64)
     head = make_head(weight).double()
