@@ -53,9 +53,12 @@ def _compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _problem(device: int) -> str | None:
     return too_old(torch.device("cuda", device)) or broken("quack-kernels", "lerope.model.cute_products")
+
+
+# For a compiled model a constant. torch.compiler.assume_constant_result does just this, and imports all of Dynamo.
+_problem._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def too_old(device: torch.device) -> str | None:
