@@ -722,6 +722,8 @@ class StepTime(Timing):
     """Device memory of this model alone, measured before the others take turns with it; None on a CPU."""
     loss: float | None
     """Of the last step, nats per token: that it trains."""
+    kernels: str
+    """What computed our steps; empty for others' models."""
 
 
 class StepRatio(TypedDict):

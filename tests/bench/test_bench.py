@@ -183,6 +183,9 @@ def test_steps_train_and_are_compared_pair_by_pair(found):
         assert row["batch_tokens"] == 512
         assert row["tokens_per_second"] == pytest.approx(512 / (row["median_ms"] / 1e3))
         assert row["loss"] == pytest.approx(math.log(2048), abs=1.5)
+    assert rows[ROPE]["kernels"] == rows[LEROPE]["kernels"]
+    assert rows[ROPE]["kernels"].startswith("rotary reference (fused kernels need a CUDA device")
+    assert rows[NANOGPT]["kernels"] == ""
     assert [ratio["num_pairs"] for ratio in found.step_ratios] == [2, 2]
     assert all(0 < ratio["q1"] <= ratio["median"] <= ratio["q3"] for ratio in found.step_ratios)
 

@@ -41,6 +41,9 @@ _MEMORY_STEPS = 4
 class Stepper(Protocol):
     """A model that can be trained step by step."""
 
+    kernels: str
+    """What computes, for people."""
+
     def step(self) -> None:
         """Asks the device for a step and does not wait for it."""
 
@@ -72,6 +75,7 @@ class Ours:
         built = build_encoding(encoding, config)
         self._trainer = Trainer(made, setup, corpus, loader, built, run, ranks, rows_at_once)
         self._trainer.signals = Signals()
+        self.kernels = self._trainer.kernels()
         self._batches = loader.ahead(0, made.steps)
         self._done = 0
         self._started: Started | None = None
@@ -91,6 +95,8 @@ class Ours:
 
 class NanoGPT:
     """nanoGPT's model.py, trained as its train.py does on one GPU: autocast, torch.compile, clipping, its AdamW."""
+
+    kernels = ""
 
     def __init__(self, bench: Bench, folder: Path, config: ModelConfig, rows_at_once: int) -> None:
         module = _nanogpt(folder)
@@ -167,7 +173,7 @@ def _measured(bench: Bench, rung: str, config: ModelConfig) -> tuple[list[StepTi
     }
     if bench.nanogpt is not None:
         makers[NANOGPT] = partial(NanoGPT, bench, bench.nanogpt, config, rows_at_once)
-    found, losses = _timed(bench, rung, makers)
+    found, losses, kernels = _timed(bench, rung, makers)
     tokens, length = bench.batch_tokens(config), bench.sizes.row_length
     flops = flops_per_token(config, length) * tokens
     rows: list[StepTime] = []
@@ -183,6 +189,7 @@ def _measured(bench: Bench, rung: str, config: ModelConfig) -> tuple[list[StepTi
                 "share_of_matmul": share(flops, times.median, bench.matmul_rate),
                 "peak_bytes": times.peak_bytes,
                 "loss": losses.get(name),
+                "kernels": kernels.get(name, ""),
                 **times.timing,
             }
         )
@@ -205,9 +212,10 @@ def _rows_at_once(bench: Bench, config: ModelConfig) -> int:
 
 def _timed(
     bench: Bench, rung: str, makers: dict[str, Callable[[], Stepper]]
-) -> tuple[dict[str, Times], dict[str, float]]:
-    """Times and last losses by name. All models stay alive and take turns, each round in another order."""
+) -> tuple[dict[str, Times], dict[str, float], dict[str, str]]:
+    """Times, last losses and kernels by name. All models stay alive and take turns, each round in another order."""
     notes: dict[str, str] = {}
+    kernels: dict[str, str] = {}
     peaks: dict[str, int | None] = {}
     alive: dict[str, Stepper] = {}
     samples: dict[str, list[float]] = {name: [] for name in makers}
@@ -219,6 +227,7 @@ def _timed(
             watch.display.show(f"steps of {rung}: {name}, warming up")
             try:
                 alive[name], peaks[name] = _warmed_up(bench, make)
+                kernels[name] = alive[name].kernels
             except Exception as error:  # a peer may fail in any way
                 notes[name] = reason(error)
         order = random.Random(0)
@@ -252,7 +261,7 @@ def _timed(
         for stepper in alive.values():
             stepper.close()
     found = {name: Times(tuple(samples[name]), peaks.get(name), notes.get(name, "")) for name in makers}
-    return found, losses
+    return found, losses, kernels
 
 
 def _warmed_up(bench: Bench, make: Callable[[], Stepper]) -> tuple[Stepper, int | None]:

@@ -145,6 +145,8 @@ def _steps(console: Console, found: "Benchmark") -> None:
                 _number(row["loss"]),
             )
         _print(console, table, group)
+        for kernels in dict.fromkeys(row["kernels"] for row in group if row["kernels"]):
+            console.print(escape(f"kernels: {kernels}"))
         for ratio in found.step_ratios:
             if ratio["rung"] == first["rung"]:
                 spread = f"{ratio['median']:.4f} (quartiles {ratio['q1']:.4f} to {ratio['q3']:.4f})"
