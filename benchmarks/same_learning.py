@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lerope.data.loader import Loader
 from lerope.data.shards import Corpus
-from lerope.model import transformer
+from lerope.model import products, transformer
 from lerope.model.attention import obstacle
 from lerope.model.saved import load_model
 from lerope.rotary.kernels import Kernel
@@ -33,7 +33,8 @@ from lerope.train.job import train
 RESULTS = Path(__file__).parent / "results"
 
 
-def losses(data: Path, folder: Path, args: argparse.Namespace, precision: str, **setup: Any) -> list[float]:
+def losses(folder: Path, args: argparse.Namespace, precision: str, **setup: Any) -> tuple[list[float], float | None]:
+    """Of every step, and the validation loss at the end."""
     made = recipe(
         args.rung,
         "lerope",
@@ -42,11 +43,12 @@ def losses(data: Path, folder: Path, args: argparse.Namespace, precision: str, *
         steps=args.steps,
         batch_tokens=args.batch_tokens,
         validation_tokens=1000,
-        vocab_size=Corpus(data, verify="sizes").manifest.vocab_size,
+        vocab_size=Corpus(args.data, verify="sizes").manifest.vocab_size,
     )
     how = Setup(validation_steps=args.steps, checkpoint_steps=args.steps, frequency_records=1, **setup)
-    train(made, data, folder, how)
-    return [record["loss"] for record in read_records(folder / METRICS) if "loss" in record]
+    outcome = train(made, args.data, folder, how)
+    curve = [record["loss"] for record in read_records(folder / METRICS) if "loss" in record]
+    return curve, outcome.validation_loss
 
 
 def gradient_errors(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -69,11 +71,11 @@ def gradient_errors(folder: Path, args: argparse.Namespace) -> list[dict[str, An
         inputs = {name: torch.from_numpy(getattr(batch, name)).to(device) for name in fields}
         for name, (kernel, narrow, stream) in ways.items():
             model.use_kernel(kernel)
-            kept = transformer._compute_dtype if stream is None else lambda x: torch.float32
+            kept = products.compute_dtype if stream is None else lambda x: torch.float32
             backend = "flash4" if kernel == "auto" and obstacle("flash4", device, torch.bfloat16) is None else "sdpa"
             with (
                 torch.autocast(device.type, torch.bfloat16, enabled=narrow),
-                patch.object(transformer, "_compute_dtype", kept),
+                patch.object(transformer, "compute_dtype", kept),
             ):
                 loss = model(**inputs, backend=backend)
             found[name].append(torch.autograd.grad(loss, alpha)[0].double())
@@ -93,10 +95,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-tokens", type=int, default=16_384)
     parser.add_argument("--batches", type=int, default=16, help="for the gradient of alpha")
-    parser.add_argument("--precision", default="float32 bf16", help="which paths to run")
+    parser.add_argument("--precision", nargs="+", choices=("float32", "bf16"), default=["float32", "bf16"])
     parser.add_argument("--out", type=Path, default=RESULTS / "same_learning_gpu.json")
     args = parser.parse_args()
+    if args.steps < 10 or args.batch_tokens < 4096 or args.batches < 1:
+        parser.error("steps must be at least 10, batch-tokens 4096 (two rows) and batches 1.")
+    try:
+        compare(args)
+    except ValueError as error:
+        parser.error(str(error))
 
+
+def compare(args: argparse.Namespace) -> None:
     half = args.batch_tokens // 2048 // 2
     plain: dict[str, Any] = {"kernel": "reference", "compile": "no", "graph": "no", "attention": "sdpa"}
     paths: dict[str, tuple[str, dict[str, Any]]] = {
@@ -108,8 +118,9 @@ def main() -> None:
         "bf16, fused kernels": ("bf16", {}),
         "bf16, fused kernels, residual stream in float32": ("bf16", {"compile": "no", "graph": "no"}),
     }
-    paths = {name: path for name, path in paths.items() if path[0] in args.precision.split()}
+    paths = {name: path for name, path in paths.items() if path[0] in args.precision}
     curves: dict[str, list[float]] = {}
+    validation: dict[str, float | None] = {}
     results: dict[str, Any] = {
         **conditions("torch", "triton"),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -118,12 +129,10 @@ def main() -> None:
     results["data"] = Corpus(args.data, verify="sizes").manifest.fingerprint()
     with tempfile.TemporaryDirectory() as scratch:
         for number, (name, (precision, setup)) in enumerate(paths.items()):
-            if "residual" in name:
-                with patch.object(transformer, "_compute_dtype", lambda x: torch.float32):
-                    curves[name] = losses(args.data, Path(scratch) / str(number), args, precision, **setup)
-            else:
-                curves[name] = losses(args.data, Path(scratch) / str(number), args, precision, **setup)
-            save(args.out, {**results, "losses": curves})
+            kept = (lambda x: torch.float32) if "residual" in name else products.compute_dtype
+            with patch.object(transformer, "compute_dtype", kept):
+                curves[name], validation[name] = losses(Path(scratch) / str(number), args, precision, **setup)
+            save(args.out, {**results, "losses": curves, "validation_losses": validation})
         results["alpha_gradients"] = gradient_errors(Path(scratch) / "0", args)
     first = next(iter(curves.values()))
     rows = []
@@ -139,7 +148,7 @@ def main() -> None:
                 "loss": statistics.mean(curve[-last:]),
             }
         )
-    save(args.out, {**results, "differences": rows, "losses": curves})
+    save(args.out, {**results, "differences": rows, "losses": curves, "validation_losses": validation})
     show("Losses of single steps against the first path, in nats", rows, ".2e")
     show("Gradient of alpha: relative error", results["alpha_gradients"], ".2e")
 

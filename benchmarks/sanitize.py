@@ -109,6 +109,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, default=1)
     every = parser.parse_args().every
+    if every < 1 or not torch.cuda.is_available():
+        parser.error("every must be at least 1, and there must be a CUDA device.")
     for kernels in (rotary, rest, attention):
         num_paths = kernels(every)
         torch.cuda.synchronize()

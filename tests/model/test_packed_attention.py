@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lerope
-from lerope.model import attention, packed_attention, products
+from lerope.model import attention, packages, packed_attention
 from lerope.model.attention import DocumentMask
 from lerope.model.packed_attention import Packed, check, flash_attention, flash_attention_backward, num_slots, obstacle
 
@@ -97,12 +97,12 @@ def test_the_fused_operator_checks_heads_as_well():
 def installed(monkeypatch):
     """FlashAttention 4 as a package that can be imported, on a GPU that is not there; what was asked for."""
     asked = []
-    products.broken.cache_clear()
-    monkeypatch.setattr(products, "version", lambda package: asked.append(package) or "4.0.1")
-    monkeypatch.setattr(products, "import_module", asked.append)
+    packages.broken.cache_clear()
+    monkeypatch.setattr(packages, "version", lambda package: asked.append(package) or "4.0.1")
+    monkeypatch.setattr(packages, "import_module", asked.append)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: asked.append(device) or (9, 0))
     yield asked
-    products.broken.cache_clear()
+    packages.broken.cache_clear()
 
 
 def whole(reason):
@@ -121,7 +121,7 @@ def refused():
 
 def test_flash_attention_4_that_is_not_installed(installed, monkeypatch):
     """The package `flash_attn` alone says nothing: that of FlashAttention 2 has the same name."""
-    monkeypatch.setattr(products, "version", lambda package: None if package == "flash-attn-4" else "2.8")
+    monkeypatch.setattr(packages, "version", lambda package: None if package == "flash-attn-4" else "2.8")
     assert obstacle(CUDA) == "flash-attn-4 is not installed"
     sentence = whole("flash-attn-4 is not installed")
     assert attention.obstacle("flash4", CUDA, torch.bfloat16) == refused() == sentence
@@ -150,7 +150,7 @@ def test_flash_attention_4_that_cannot_be_imported_is_a_sentence(installed, monk
         tried.append(module)
         raise error
 
-    monkeypatch.setattr(products, "import_module", tear)
+    monkeypatch.setattr(packages, "import_module", tear)
     reason = f"flash-attn-4 4.0.1 does not work here ({type(error).__name__}: {error})"
     assert obstacle(CUDA) == reason
     assert attention.obstacle("flash4", CUDA, torch.bfloat16) == refused() == whole(reason)

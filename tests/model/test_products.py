@@ -14,12 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import lerope
 from lerope.model import loss as loss_module
-from lerope.model import products, transformer
+from lerope.model import packages, products
 from lerope.model.config import ModelConfig
 from lerope.model.fused_mlp import fused_mlp, fused_mlp_backward, mlp
 from lerope.model.init import init_weights
 from lerope.model.loss import Head
-from lerope.model.products import Linear, broken, linear, linear_backward, multiply, obstacle, settings
+from lerope.model.packages import broken
+from lerope.model.products import Linear, linear, linear_backward, multiply, obstacle, settings
 from lerope.model.transformer import MLP, Transformer
 from lerope.rotary import kernels
 
@@ -118,7 +119,6 @@ def kernel(hopper, monkeypatch):
 def quack(kernel, monkeypatch):
     """QuACK that takes everything, float64 as well."""
     monkeypatch.setattr(products, "obstacle", lambda x, *weights: None)
-    monkeypatch.setattr(transformer, "products_obstacle", lambda x, *weights: None)
     return kernel
 
 
@@ -275,7 +275,7 @@ def test_a_package_that_cannot_be_imported_is_a_sentence(tmp_path, monkeypatch, 
     broken.cache_clear()
     (tmp_path / "torn_to_pieces.py").write_text(content)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(products, "version", lambda package: f"{package[0]}1.2")
+    monkeypatch.setattr(packages, "version", lambda package: f"{package[0]}1.2")
     sentence = broken("quack-kernels", "torn_to_pieces")
     kind = {"r": "OSError: no libcuda", "f": "ImportError: cannot import", "1": "SyntaxError: invalid"}[content[0]]
     assert sentence.startswith(f"quack-kernels q1.2 does not work here ({kind}")
@@ -295,8 +295,8 @@ def test_layers_do_without_a_broken_package(installed, monkeypatch):
         asked.append(module)
         raise RuntimeError("CUDA 11")
 
-    monkeypatch.setattr(products, "import_module", tear)
-    monkeypatch.setattr(products, "version", lambda package: "1.2.3")
+    monkeypatch.setattr(packages, "import_module", tear)
+    monkeypatch.setattr(packages, "version", lambda package: "1.2.3")
     x = random(2, 16, dtype=torch.bfloat16)
     assert obstacle(x, empty(8, 16)) == "quack-kernels 1.2.3 does not work here (RuntimeError: CUDA 11)"
     Linear(16, 8).bfloat16()(x)
@@ -307,9 +307,9 @@ def test_layers_do_without_a_broken_package(installed, monkeypatch):
 
 
 def test_versions_are_those_of_the_metadata():
-    assert products.version("torch") == importlib.metadata.version("torch")
-    assert products.version("no-such-package-of-lerope") is None
-    assert products.version("quack-kernels") == products._QUACK
+    assert packages.version("torch") == importlib.metadata.version("torch")
+    assert packages.version("no-such-package-of-lerope") is None
+    assert packages.version("quack-kernels") == products._QUACK
 
 
 # How it is to compute.

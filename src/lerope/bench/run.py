@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from lerope.bench.timing import Stopwatch, free
 from lerope.data.display import Display
 from lerope.data.signals import Signals, Stopped
 from lerope.model.config import rung
+from lerope.model.packages import version
 from lerope.results import Benchmark
 from lerope.rotary.frequencies import check_count
 from lerope.train.rundir import provenance
@@ -131,17 +131,10 @@ def _carry_out(section: str, bench: Bench, found: Benchmark) -> None:
 
 def _provenance(device: torch.device) -> dict[str, Any]:
     """What the machine is and which versions of everything that is measured it has."""
-    facts = {**provenance(), "cuda": torch.version.cuda, "packages": {name: _version(name) for name in _PACKAGES}}
+    facts = {**provenance(), "cuda": torch.version.cuda, "packages": {name: version(name) for name in _PACKAGES}}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         facts["gpu_memory_bytes"] = properties.total_memory
         facts["gpu_processors"] = properties.multi_processor_count
         facts["cudnn"] = torch.backends.cudnn.version()
     return facts
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lerope.model.attention import BACKENDS, Backend, DocumentMask, obstacle
-from lerope.model.products import version
+from lerope.model.packages import version
 
 _ROUNDS = 7
 

@@ -85,10 +85,9 @@ _summed_loss: Callable[..., Tensor] = _SummedLoss.apply
 
 def _chunks(x: Tensor, weight: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Parts of x and targets with the weight, in the dtype that a linear layer would compute in here."""
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    dtype = products.compute_dtype(x)
     weight = weight.to(dtype)
-    size = max(1, _CHUNK_LOGITS.get(kind, _CHUNK_LOGITS["cpu"]) // len(weight))
+    size = max(1, _CHUNK_LOGITS.get(x.device.type, _CHUNK_LOGITS["cpu"]) // len(weight))
     parts = zip(x.to(dtype).split(size), targets.long().split(size), strict=True)
     return [(h, weight, target) for h, target in parts]
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lerope.model import products
+from lerope.model import packages
 
 Version = Literal[2, 4]
 """Of FlashAttention: 2 is part of torch, 4 comes with the package flash-attn-4."""
@@ -67,9 +67,9 @@ def num_slots(num_documents: int) -> int:
 
 def obstacle(device: torch.device) -> str | None:
     """What keeps FlashAttention 4 from running; None if nothing does."""
-    if products.version("flash-attn-4") is None:
+    if packages.version("flash-attn-4") is None:
         return "flash-attn-4 is not installed"
-    return products.too_old(device) or products.broken("flash-attn-4", "flash_attn.cute.interface")
+    return packages.too_old(device) or packages.broken("flash-attn-4", "flash_attn.cute.interface")
 
 
 @torch.library.custom_op("lerope::flash_attention", mutates_args=())

@@ -6,25 +6,15 @@ result before it is written (fused_mlp).
 
 from collections.abc import Sequence
 from functools import cache
-from importlib import import_module, metadata
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lerope.model import packages
 from lerope.rotary import kernels
 
-
-@cache
-def version(package: str) -> str | None:
-    """Of an installed package."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-_QUACK = version("quack-kernels")
+_QUACK = packages.version("quack-kernels")
 
 
 def obstacle(x: Tensor, *weights: Tensor) -> str | None:
@@ -39,8 +29,8 @@ def obstacle(x: Tensor, *weights: Tensor) -> str | None:
     for weight in weights:
         if type(weight) not in (Tensor, nn.Parameter):
             return f"QuACK's products take no {type(weight).__name__}"
-        if x.dtype != _compute_dtype(x, weight):
-            return f"the input is {x.dtype} and the product {_compute_dtype(x, weight)}"
+        if x.dtype != compute_dtype(weight):
+            return f"the input is {x.dtype} and the product {compute_dtype(weight)}"
         if any(size % 8 for size in weight.shape):
             return f"QuACK's products need sizes that are multiples of 8 and the weight's are {tuple(weight.shape)}"
         if x.numel() == 0:
@@ -48,33 +38,19 @@ def obstacle(x: Tensor, *weights: Tensor) -> str | None:
     return None
 
 
-def _compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """What linear layers compute in here, for tensors like x outside autocast."""
     kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def _problem(device: int) -> str | None:
-    return too_old(torch.device("cuda", device)) or broken("quack-kernels", "lerope.model.cute_products")
+    reason = packages.too_old(torch.device("cuda", device))
+    return reason or packages.broken("quack-kernels", "lerope.model.cute_products")
 
 
 # For a compiled model a constant. torch.compiler.assume_constant_result does just this, and imports all of Dynamo.
 _problem._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def too_old(device: torch.device) -> str | None:
-    """Why a GPU cannot run kernels made for Hopper; None if it can."""
-    major, minor = torch.cuda.get_device_capability(device)
-    return None if major >= 9 else f"it needs compute capability 9.0 and this GPU has {major}.{minor}"
-
-
-@cache
-def broken(package: str, module: str) -> str | None:
-    """What goes wrong when a module that needs this package is imported; None if nothing does."""
-    try:
-        import_module(module)
-    except Exception as error:  # of whatever kind: other versions, other libraries of CUDA
-        return f"{package} {version(package)} does not work here ({type(error).__name__}: {error})"
-    return None
 
 
 def is_plain(module: nn.Module) -> bool:

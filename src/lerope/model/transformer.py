@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from lerope.model import products
 from lerope.model.attention import Backend, DocumentMask
 from lerope.model.config import ModelConfig
 from lerope.model.fused_mlp import mlp
 from lerope.model.loss import Head
-from lerope.model.products import Linear, is_plain
-from lerope.model.products import obstacle as products_obstacle
+from lerope.model.products import Linear, compute_dtype, is_plain
 from lerope.rotary.encodings import Encoding
 from lerope.rotary.kernels import Kernel, obstacle
 from lerope.rotary.rotate import Rotation
@@ -90,7 +90,7 @@ class MLP(nn.Module):
         """Whether one operator can do it all."""
         if not self.fused or self.squared_relu or not (is_plain(self.up) and is_plain(self.down)):
             return False
-        return products_obstacle(x, self.up.weight, self.down.weight) is None
+        return products.obstacle(x, self.up.weight, self.down.weight) is None
 
     def _gelu(self, x: Tensor) -> Tensor:
         """Exact GELU, by a kernel of our own where rounding to 16 bits hides its small error."""
@@ -198,7 +198,7 @@ class Transformer(nn.Module):
                 positions = torch.arange(length, device=tokens.device)
             rotations = self._rotations(positions, 0 if centres is None else centres, length)
         x = self.embedding(tokens)
-        x = x.to(_compute_dtype(x))
+        x = x.to(compute_dtype(x))
         branch = torch.zeros_like(x)
         for block, rotation in zip(self.blocks, rotations, strict=True):
             inputs = (x, branch, rotation, mask)
@@ -215,9 +215,3 @@ class Transformer(nn.Module):
         if self.encoding.num_layers is None:
             return [self.encoding.rotation(positions, None, origin, length)] * num_layers
         return [self.encoding.rotation(positions, layer, origin, length) for layer in range(num_layers)]
-
-
-def _compute_dtype(x: Tensor) -> torch.dtype:
-    """What linear layers compute in here."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
