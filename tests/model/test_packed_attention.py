@@ -15,6 +15,7 @@ import lerope
 from lerope.model import attention, packages, packed_attention
 from lerope.model.attention import DocumentMask
 from lerope.model.packed_attention import Packed, check, flash_attention, flash_attention_backward, num_slots, obstacle
+from tests.model.played_quack import Stop
 
 IDS = torch.tensor([[1, 1, 1, 2, 3, 3], [1, 1, 1, 1, 1, 1], [3, 2, 2, 2, 2, 0]])
 STARTS = [0, 3, 4, 6, 12, 13, 17, 18]
@@ -359,18 +360,6 @@ def test_the_fused_operator_equals_its_parts(played, layout, bands, learn, preci
         assert (got.double() - want).norm() < limit * want.norm()
     # In one tensor and turned in place only where no thread reads what another one writes.
     assert played.in_place == [bands == 4]
-
-
-class Stop(torch.autograd.Function):
-    """Reads a tensor and has no gradient for it, as functions of one's own may."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return None
 
 
 def test_a_gradient_that_nobody_has(played):
