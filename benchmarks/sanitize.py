@@ -95,11 +95,14 @@ def attention(every: int) -> int:
             assert arguments is not None
             attend(qkv, arguments, mask.packed).sum().backward()
             count += 1
-    up, down = (torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) for shape in ((256, 64), (64, 256)))
-    for num_tokens in (1, 37, 500):
+    for num_tokens, dtype in itertools.product((1, 37, 500), (torch.bfloat16, torch.float32)):
         x = torch.randn(num_tokens, 64, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
-        if products.obstacle(x, up, down) is None:
-            mlp(x, up.requires_grad_(), down.requires_grad_()).sum().backward()
+        shapes = ((256, 64), (64, 256))
+        up, down = (torch.randn(shape, device=DEVICE, dtype=dtype, requires_grad=True) for shape in shapes)
+        with torch.autocast(DEVICE.type, torch.bfloat16):
+            runs = products.obstacle(x, up, down) is None
+        if runs:
+            mlp(x, up, down).sum().backward()
             products.linear(x, up).sum().backward()
             count += 2
     return count

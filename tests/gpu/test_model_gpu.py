@@ -176,9 +176,11 @@ def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(shape, device="cuda").to(dtype)
 
 
-def check_as_close_as_torch(function, plain, num_tokens: int, weights: list[torch.Tensor]) -> None:
-    """Values and all gradients against float64, with memory full of NaN for what nobody writes."""
-    dtype = weights[0].dtype
+def check_as_close_as_torch(function, plain, num_tokens: int, weights: list[torch.Tensor], dtype: torch.dtype) -> None:
+    """Values and all gradients against float64, with memory full of NaN for what nobody writes.
+
+    Torch multiplies with copies of weights in the dtype of the input, as in autocast.
+    """
     x = random(num_tokens, weights[0].shape[1], dtype=dtype)
     grad = random(num_tokens, weights[-1].shape[0], dtype=dtype)
 
@@ -189,10 +191,10 @@ def check_as_close_as_torch(function, plain, num_tokens: int, weights: list[torc
 
     with poisoned():
         got = results(function, x, *weights, grad=grad)
-    theirs = results(plain, x, *weights, grad=grad)
-    exact = results(plain, *(t.double() for t in (x, *weights)), grad=grad.double())
-    for a, b, c in zip(got, theirs, exact, strict=True):
-        assert (a.shape, a.dtype) == (c.shape, dtype)
+    theirs = results(lambda x, *weights: plain(x, *(t.to(dtype) for t in weights)), x, *weights, grad=grad)
+    exact = results(plain, *(t.to(dtype).double() for t in (x, *weights)), grad=grad.double())
+    for a, b, c, own in zip(got, theirs, exact, [dtype, dtype, *(t.dtype for t in weights)], strict=True):
+        assert (a.shape, a.dtype) == (c.shape, own)
         assert not a.isnan().any()
         ours, torchs = ((t.double() - c).norm() / c.norm() for t in (a, b))
         assert ours <= 1.5 * torchs + torch.finfo(dtype).eps / 8, (num_tokens, float(ours), float(torchs))
@@ -215,19 +217,76 @@ LINEAR_CASES = [*MLP_CASES, (torch.bfloat16, 256, 64), (torch.bfloat16, 2048, 51
 @pytest.mark.parametrize(("dtype", "in_width", "out_width"), LINEAR_CASES)
 def test_a_matrix_is_as_close_to_float64_as_that_of_torch(dtype, in_width, out_width):
     torch.manual_seed(0)
-    weight = random(out_width, in_width, dtype=dtype) * in_width**-0.5
-    for num_tokens in TOKENS:
-        check_as_close_as_torch(linear, functional.linear, num_tokens, [weight])
+    weight = random(out_width, in_width, dtype=torch.float32) * in_width**-0.5
+    for num_tokens, own in itertools.product(TOKENS, (dtype, torch.float32)):
+        check_as_close_as_torch(linear, functional.linear, num_tokens, [weight.to(own)], dtype)
 
 
 @pytest.mark.usefixtures("_quack")
 @pytest.mark.parametrize(("dtype", "width", "mlp_width"), MLP_CASES)
 def test_the_fused_mlp_is_as_close_to_float64_as_torch(dtype, width, mlp_width):
     torch.manual_seed(0)
-    up, down = random(mlp_width, width, dtype=dtype), random(width, mlp_width, dtype=dtype)
-    weights = [up * width**-0.5, down * mlp_width**-0.5]
+    shapes = ((mlp_width, width), (width, mlp_width))
+    weights = [random(*shape, dtype=torch.float32) * shape[1] ** -0.5 for shape in shapes]
+    owns = [(dtype, dtype), (torch.float32, torch.float32), (torch.float32, dtype), (dtype, torch.float32)]
+    for num_tokens, own in itertools.product(TOKENS, owns):
+        cast = [t.to(each) for t, each in zip(weights, own, strict=True)]
+        check_as_close_as_torch(mlp, plain_mlp, num_tokens, cast, dtype)
+
+
+def share_in_16_bits(x: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> float:
+    """Of numbers that are what they would be in this dtype."""
+    return (x == x.to(dtype)).double().mean().item()
+
+
+@pytest.mark.usefixtures("_quack")
+@pytest.mark.parametrize("within", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_weights_in_float32_are_sums_in_float32(dtype, within):
+    """Also if the backward pass is in autocast as well."""
+    torch.manual_seed(0)
     for num_tokens in TOKENS:
-        check_as_close_as_torch(mlp, plain_mlp, num_tokens, weights)
+        x, grad = random(num_tokens, 512, dtype=dtype), random(num_tokens, 256, dtype=dtype)
+        module = Linear(512, 256).cuda()
+        with torch.autocast("cuda", dtype):
+            out = module(x)
+        with poisoned(), torch.autocast("cuda", dtype, enabled=within):
+            out.backward(grad)
+        got, exact = module.weight.grad, grad.double().t() @ x.double()
+        assert got.dtype == torch.float32
+        assert (got.double() - exact).norm() < 1e-4 * exact.norm()
+        assert share_in_16_bits(got, dtype) < 0.1
+
+
+@pytest.mark.usefixtures("_quack")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_gradients_of_weights_in_yet_another_dtype(dtype):
+    """cuBLAS multiplies 16 bits to the same 16 or to 32."""
+    torch.manual_seed(0)
+    x, grad = (random(77, width, dtype=torch.bfloat16) for width in (64, 256))
+    module = Linear(64, 256).cuda().to(dtype)
+    with torch.autocast("cuda", torch.bfloat16):
+        out = module(x)
+    out.backward(grad)
+    exact = grad.double().t() @ x.double()
+    assert module.weight.grad.dtype == dtype
+    assert (module.weight.grad.double() - exact).norm() < 1e-3 * exact.norm()
+
+
+@pytest.mark.usefixtures("_quack")
+def test_what_products_keep_for_the_backward_pass():
+    """Copies of weights in 16 bits, or weights that are in 16 bits themselves."""
+    x, saved = random(77, 64, dtype=torch.bfloat16), []
+    for own in (torch.float32, torch.bfloat16):
+        up, down = (random(*shape, dtype=own).requires_grad_() for shape in ((256, 64), (64, 256)))
+        saved.clear()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            mlp(x, up, down)
+            linear(x, up)
+        assert {t.dtype for t in saved} == {torch.bfloat16}
+        assert [tuple(t.shape) for t in saved[3:]] == [(256, 64), (64, 256), (77, 64), (256, 64)]
+        itself = [t.data_ptr() == w.data_ptr() for t, w in zip((*saved[3:5], saved[6]), (up, down, up), strict=True)]
+        assert itself == [own == torch.bfloat16] * 3
 
 
 @pytest.mark.usefixtures("_quack")
@@ -237,7 +296,7 @@ def test_gelu_at_its_ends():
     x, up = torch.zeros(4096, 64, device="cuda", dtype=torch.bfloat16), torch.zeros(256, 64, device="cuda").bfloat16()
     x[:, 0], up[:, 0] = hidden, 1.0
     leaf = x.requires_grad_()
-    _, activated, _ = fused_mlp(leaf.detach(), up, up.t().contiguous(), True)
+    _, activated, *_ = fused_mlp(leaf.detach(), up, up.t().contiguous(), True)
     value = functional.gelu(hidden.double())
     error = (activated.double() - value[:, None]).abs()
     assert (error <= (2**-8 * value.abs() + 3e-7 * (1 + hidden.double().abs()))[:, None]).all()
@@ -265,26 +324,29 @@ def test_slopes_that_are_not_kept_change_nothing():
         assert torch.equal(kept[1], other[1])
         assert (kept[2].shape, other[2].numel()) == ((num_tokens, 2048), 0)
         assert not kept[2].isnan().any()
+        assert not any(t.numel() for t in (*kept[3:], *other[3:]))
 
 
 @pytest.mark.usefixtures("_quack")
 @pytest.mark.parametrize("learn", [learn for learn in itertools.product([True, False], repeat=3) if any(learn)])
-def test_what_is_frozen_changes_no_other_gradient(learn):
+@pytest.mark.parametrize("own", [torch.bfloat16, torch.float32])
+def test_what_is_frozen_changes_no_other_gradient(learn, own):
     """Of the MLP, and of a matrix where the first two say something about it."""
     torch.manual_seed(0)
-    inputs = [random(*shape, dtype=torch.bfloat16) for shape in ((77, 512), (2048, 512), (512, 2048))]
+    weights = [random(*shape, dtype=own) for shape in ((2048, 512), (512, 2048))]
+    inputs = [random(77, 512, dtype=torch.bfloat16), *weights]
     cases = [(mlp, inputs, learn), (linear, inputs[:2], learn[:2])]
-    for function, tensors, own in cases:
-        if not any(own):
+    for function, tensors, learns in cases:
+        if not any(learns):
             continue
         results = []
-        for wanted in (own, [True] * len(own)):
+        for wanted in (learns, [True] * len(learns)):
             leaves = [t.detach().requires_grad_(each) for t, each in zip(tensors, wanted, strict=True)]
             out = function(*leaves)
             with poisoned():
                 out.backward(torch.ones_like(out))
             results.append([leaf.grad for leaf in leaves])
-        for got, want, each in zip(*results, own, strict=True):
+        for got, want, each in zip(*results, learns, strict=True):
             assert (got is not None) == each
             assert got is None or torch.equal(got, want)
 
@@ -354,6 +416,7 @@ def test_products_compile_without_a_break():
         for got, want in zip(*results, strict=True):
             assert (got.dtype, got.stride()) == (want.dtype, want.stride())
             assert (got - want).double().norm() <= 5e-3 * want.double().norm()
+        assert all(grad.dtype == torch.float32 and share_in_16_bits(grad) < 0.1 for grad in results[0][2:])
     with torch.no_grad():
         assert torch.equal(compiled(x), module(x))
 

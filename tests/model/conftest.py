@@ -8,7 +8,6 @@ import torch
 
 import lerope
 from lerope.model import products
-from lerope.rotary import kernels
 from tests.model.played_quack import Config, Played, forget
 
 
@@ -42,5 +41,5 @@ def quack(kernel, monkeypatch):
 def installed(kernel, monkeypatch):
     """QuACK that takes what it says it takes, on a CPU."""
     monkeypatch.setattr(products, "_QUACK", "1.2.3")
-    monkeypatch.setattr(kernels, "obstacle", lambda *tensors: None)
+    monkeypatch.setattr(products, "kernels", SimpleNamespace(obstacle=lambda *tensors: None))
     return kernel

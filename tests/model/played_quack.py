@@ -106,10 +106,32 @@ def num_products(function, *args):
     return sum(event.count for event in found.key_averages() if event.key == "aten::mm")
 
 
+def saved_by(function, *args):
+    """What a call saves for the backward pass, in the order in which it does."""
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        function(*args)
+    return saved
+
+
 def close(got, want, rtol=1e-11):
     assert len(got) == len(want)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=rtol, atol=rtol)
+
+
+def check_sum(got, rows, columns):
+    """got is rows^T columns in float32, summed over tokens in 16 bits and rounded to no 16 bits itself."""
+    assert got.dtype == torch.float32
+    assert (rows.dtype, columns.dtype) == (torch.bfloat16, torch.bfloat16)
+    exact = rows.double().t() @ columns.double()
+    assert (got.double() - exact).abs().max() <= 1e-6 * exact.abs().max()
+    assert not is_rounded(got)
+
+
+def is_rounded(x):
+    """Whether nearly all numbers fit into bfloat16."""
+    return (x == x.bfloat16()).double().mean() > 0.9
 
 
 def empty(*shape, dtype=torch.bfloat16):

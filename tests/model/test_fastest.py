@@ -45,7 +45,7 @@ def test_a_measurement_is_made_once_for_each_shape(cache, measured):
     assert ask() == "varlen"
     assert measured == [["flex", "varlen", "flash4"]]
     ((key, value),) = json.loads(cache.read_text()).items()
-    where = f"A GPU, torch {torch.__version__}, flash-attn-4 4.0.1, flex/varlen/flash4"
+    where = f"A GPU, torch {torch.__version__}, flash-attn-4 4.0.1, flex/varlen/flash4 on the device"
     assert key == f"{where}: 2 rows of 64, 4 heads of 64, torch.bfloat16, documents of 64"
     assert value == {"backend": "varlen", "milliseconds": {"flex": 2.0, "varlen": 1.0, "flash4": 2.0}}
     others = (
@@ -157,22 +157,24 @@ class Clock:
         return end.time - self.time
 
 
-def masks(monkeypatch, problems):
-    """Attention by backends of which some cannot run; how often each was tried."""
-    tried = []
+def masks(monkeypatch, problems=None):
+    """Attention by backends of which some cannot run; what was asked of the device, in order."""
+    asked = []
 
     class Mask:
         def __init__(self, ids, backend):
-            tried.append(backend)
-            if backend in problems:
+            self.backend = backend
+            if backend in (problems or {}):
                 raise problems[backend]
 
         def attend(self, q, k, v):
+            asked.append(self.backend)
             return q * k * v
 
     monkeypatch.setattr(module, "DocumentMask", Mask)
     monkeypatch.setattr(torch.cuda, "Event", Clock)
-    return tried
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: asked.append("asleep"))
+    return asked
 
 
 def times(*backends):
@@ -180,16 +182,17 @@ def times(*backends):
 
 
 def test_backends_take_turns(monkeypatch):
-    tried = masks(monkeypatch, {})
-    assert times("flex", "varlen") == {"flex": 1.0, "varlen": 1.0}
-    assert tried == ["flex", "varlen"] * module._ROUNDS
+    asked = masks(monkeypatch)
+    assert times("flex", "varlen") == {"flex": 1.0 / module._CALLS, "varlen": 1.0 / module._CALLS}
+    warm = ["flex"] * module._WARM_UP_CALLS + ["varlen"] * module._WARM_UP_CALLS
+    turn = [step for backend in ("flex", "varlen") for step in ["asleep", *[backend] * module._CALLS]]
+    assert asked == warm + turn * module._ROUNDS
 
 
 def test_a_backend_that_cannot_run_does_not_shorten_the_others_measurement(monkeypatch):
-    tried = masks(monkeypatch, {"flash4": RuntimeError("no kernel")})
-    assert times("flex", "varlen", "flash4").keys() == {"flex", "varlen"}
-    assert tried.count("flex") == tried.count("varlen") == module._ROUNDS
-    assert tried.count("flash4") == 1
+    asked = masks(monkeypatch, {"flash4": RuntimeError("no kernel")})
+    assert times("flex", "flash4", "varlen").keys() == {"flex", "varlen"}
+    assert asked.count("asleep") == 2 * module._ROUNDS
 
 
 def test_what_a_library_raises_is_no_end_of_the_run(monkeypatch):

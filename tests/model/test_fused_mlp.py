@@ -22,13 +22,16 @@ from tests.model.played_quack import (
     Stop,
     X,
     check_alone,
+    check_sum,
     close,
     gelu,
     gradients,
+    is_rounded,
     make,
     matrices,
     of_module,
     random,
+    saved_by,
     slope,
 )
 
@@ -46,11 +49,11 @@ def test_the_mlp_has_the_values_and_gradients_of_its_formula(kernel, lead):
     assert kernel.calls == ["gelu_and_slope", "product", "scaled", "product"]
 
 
-@pytest.mark.parametrize(("width", "tile"), [(1016, (128, 128)), (1024, (192, 128))])
+@pytest.mark.parametrize(("width", "tile"), [(1016, (128, 128)), (1024, (128, 192))])
 def test_tiles_of_the_mlp(kernel, width, tile):
     """A short sum leaves little to hide the end of a tile behind."""
     gradients(mlp, random(2, width), *matrices(width, 16))
-    assert kernel.tiles == [tile, (128, 192), (192, 128), (128, 192)]
+    assert kernel.tiles == [tile, *[(128, 192)] * 3]
     with torch.no_grad():
         mlp(random(2, width), *matrices(width, 16))
     assert kernel.tiles[4:] == [tile, (128, 192)]
@@ -82,23 +85,29 @@ def test_the_backward_pass_of_the_mlp_fills_no_gradients_of_what_nobody_reads(ke
     assert not {event.key for event in found.key_averages()} & {"aten::zeros", "aten::zeros_like", "aten::zero_"}
 
 
+def kept(x, up, down):
+    """What the backward pass reads: the input, GELU, its slopes and the weights in the dtype of x."""
+    _, activated, slopes, *_ = fused_mlp(x, up, down, True)
+    return x, activated, slopes, up.to(x.dtype), down.to(x.dtype)
+
+
 @pytest.mark.parametrize("needs", [*itertools.product([True, False], repeat=3)], ids=str)
 def test_gradients_of_the_mlp_that_are_not_needed_are_empty(kernel, needs):
-    inputs, grad = (random(5, 8), *matrices()), random(5, 8, seed=3)
-    _, *kept = fused_mlp(*inputs, True)
-    got = fused_mlp_backward(grad, *inputs, *kept, list(needs))
-    want = fused_mlp_backward(grad, *inputs, *kept, [True] * 3)
+    arguments = (random(5, 8, seed=3), *kept(random(5, 8), *matrices()), torch.float64, torch.float64)
+    got = fused_mlp_backward(*arguments, list(needs))
+    want = fused_mlp_backward(*arguments, [True] * 3)
     for each, need, full in zip(got, needs, want, strict=True):
         assert torch.equal(each, full if need else random(0))
-    torch.library.opcheck(torch.ops.lerope.fused_mlp_backward.default, (grad, *inputs, *kept, list(needs)))
+    torch.library.opcheck(torch.ops.lerope.fused_mlp_backward.default, (*arguments, list(needs)))
 
 
 def test_slopes_are_kept_only_for_a_backward_pass(kernel):
     x, (up, down) = random(5, 8), matrices()
-    out, activated, slopes = fused_mlp(x, up, down, True)
+    out, activated, slopes, *copies = fused_mlp(x, up, down, True)
     close([out, activated, slopes], [formula(x, up, down), gelu(x @ up.t()), slope(x @ up.t())])
-    other, same, none = fused_mlp(x, up, down, False)
-    assert none.numel() == 0
+    other, same, *nothing = fused_mlp(x, up, down, False)
+    assert not any(t.numel() for t in (*copies, *nothing))
+    assert (len(copies), len(nothing)) == (2, 3)
     assert torch.equal(out, other)
     assert torch.equal(activated, same)
     kernel.calls.clear()
@@ -114,10 +123,9 @@ def test_slopes_are_kept_only_for_a_backward_pass(kernel):
 
 def test_the_mlp_keeps_its_inputs_gelu_and_slopes(kernel):
     inputs = [t.requires_grad_() for t in (random(5, 8), *matrices())]
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(tuple(t.shape)) or t, lambda t: t):
-        mlp(*inputs)
-    assert saved == [(5, 8), (24, 8), (8, 24), (5, 24), (5, 24)]
+    saved = saved_by(mlp, *inputs)
+    assert [tuple(t.shape) for t in saved] == [(5, 8), (5, 24), (5, 24), (24, 8), (8, 24)]
+    assert [saved[i].data_ptr() for i in (0, 3, 4)] == [t.data_ptr() for t in inputs]
 
 
 def test_the_mlp_is_registered_as_torch_wants_it(kernel):
@@ -144,13 +152,124 @@ def test_a_gradient_that_nobody_has(kernel, function):
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_gradients_of_tensors_in_another_layout_lie_as_fakes_say(kernel, which):
-    x, up, down = random(5, 8), *matrices()
-    _, *kept = fused_mlp(x, up, down, True)
-    inputs = [x, up, down]
+@pytest.mark.parametrize("dtypes", [(torch.float64,) * 3, (torch.bfloat16, *[torch.float32] * 2)], ids=str)
+def test_tensors_in_another_layout_lie_as_fakes_say(kernel, which, dtypes):
+    """Copies of weights, and gradients."""
+    inputs = [t.to(dtype) for t, dtype in zip((random(5, 8), *matrices()), dtypes, strict=True)]
     inputs[which] = inputs[which].t().contiguous().t()
-    operator = torch.ops.lerope.fused_mlp_backward.default
-    torch.library.opcheck(operator, (random(5, 8, seed=3), *inputs, *kept, [True] * 3), test_utils="test_faketensor")
+    operators = torch.ops.lerope
+    torch.library.opcheck(operators.fused_mlp.default, (*inputs, True), test_utils="test_faketensor")
+    arguments = (random(5, 8, seed=3, dtype=dtypes[0]), *kept(*inputs), *dtypes[1:], [True] * 3)
+    torch.library.opcheck(operators.fused_mlp_backward.default, arguments, test_utils="test_faketensor")
+
+
+WIDE = [(torch.float32, torch.float32), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]
+
+
+def wide_inputs(dtypes=WIDE[0]):
+    """50 tokens in 16 bits, and matrices in others."""
+    return random(50, 8, dtype=torch.bfloat16), *(t.to(dtype) for t, dtype in zip(matrices(), dtypes, strict=True))
+
+
+def operands(x, up, down, grad):
+    """What the gradients of both matrices are products of."""
+    _, activated, slopes, _, down = kept(x, up, down)
+    return ((grad @ down) * slopes, x), (grad, activated)
+
+
+def check_gradients(grads, pairs, dtypes):
+    for got, pair, dtype in zip(grads, pairs, dtypes, strict=True):
+        if dtype == torch.float32:
+            check_sum(got, *pair)
+        else:
+            assert torch.equal(got, pair[0].t() @ pair[1])
+
+
+@pytest.mark.parametrize("dtypes", WIDE, ids=str)
+def test_gradients_of_weights_in_float32_are_sums_in_float32(kernel, dtypes):
+    """The rest is what it is for weights in 16 bits, bit by bit."""
+    inputs = wide_inputs(dtypes)
+    out, x_grad, *grads = gradients(mlp, *inputs)
+    assert kernel.calls == [*FUSED, "scaled", "product"]
+    narrow = gradients(mlp, *(t.bfloat16() for t in inputs))
+    assert torch.equal(out, narrow[0])
+    assert torch.equal(x_grad, narrow[1])
+    check_gradients(grads, operands(*inputs, random(50, 8, dtype=torch.bfloat16, seed=9)), dtypes)
+    for got, other in zip(grads, narrow[2:], strict=True):
+        assert is_rounded(other)
+        assert torch.equal(got.bfloat16(), other)
+
+
+@pytest.mark.parametrize("within", [True, False])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtypes", WIDE, ids=str)
+def test_an_mlp_in_autocast_has_gradients_in_float32(installed, dtypes, compiled, within):
+    """Also if the backward pass is in autocast as well, where torch would compute in 16 bits again."""
+    torch._dynamo.reset()
+    module = make(dtype=torch.float32)
+    module.up.to(dtypes[0])
+    module.down.to(dtypes[1])
+    x, grad = (random(5, 10, 16, dtype=torch.bfloat16, seed=seed) for seed in (0, 9))
+    function = torch.compile(module, fullgraph=True, backend="aot_eager") if compiled else module
+    leaf = x.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = function(leaf)
+    with torch.autocast("cpu", torch.bfloat16, enabled=within):
+        out.backward(grad)
+    assert installed.calls == [*FUSED, "scaled", "product"]
+    assert (out.dtype, leaf.grad.dtype) == (torch.bfloat16, torch.bfloat16)
+    weights = [p.detach() for p in module.parameters()]
+    pairs = operands(x.detach().flatten(0, 1), *weights, grad.flatten(0, 1))
+    check_gradients([p.grad for p in module.parameters()], pairs, dtypes)
+
+
+@pytest.mark.parametrize("dtypes", WIDE, ids=str)
+def test_the_mlp_keeps_the_copies_that_it_multiplied_with(kernel, dtypes):
+    """And not what they are copies of; a weight in 16 bits is kept itself."""
+    x, *weights = wide_inputs(dtypes)
+    saved = saved_by(mlp, x, *(t.requires_grad_() for t in weights))
+    assert {t.dtype for t in saved} == {torch.bfloat16}
+    assert [tuple(t.shape) for t in saved] == [(50, 8), (50, 24), (50, 24), (24, 8), (8, 24)]
+    copies = fused_mlp(x, *weights, True)[3:]
+    for got, weight, copy in zip(saved[3:], weights, copies, strict=True):
+        narrow = weight.dtype == torch.bfloat16
+        assert torch.equal(got, weight.bfloat16())
+        assert (got.data_ptr() == weight.data_ptr()) == narrow
+        assert copy.numel() == (0 if narrow else weight.numel())
+
+
+def test_a_compiled_mlp_keeps_the_copies_that_it_multiplied_with(quack):
+    torch._dynamo.reset()
+    compiled = torch.compile(make(dtype=torch.float32), fullgraph=True, backend="aot_eager")
+    saved = saved_by(compiled, random(50, 16, dtype=torch.bfloat16))
+    assert {t.dtype for t in saved} == {torch.bfloat16}
+    assert sorted(tuple(t.shape) for t in saved) == [(16, 64), (50, 16), (50, 64), (50, 64), (64, 16)]
+
+
+@pytest.mark.parametrize("learn", LEARN, ids=str)
+def test_what_is_frozen_in_an_mlp_in_float32_takes_no_product(kernel, learn):
+    counts = check_alone(mlp, wide_inputs(), learn)
+    between = learn[0] or learn[1]
+    assert counts[1] == sum(learn) + between
+    assert kernel.calls[:-4] == [*FUSED, *["scaled"] * between, *["product"] * learn[0]]
+
+
+@pytest.mark.parametrize("needs", [*itertools.product([True, False], repeat=3)], ids=str)
+@pytest.mark.parametrize("dtypes", WIDE, ids=str)
+def test_gradients_in_float32_that_are_not_needed_are_empty(kernel, dtypes, needs):
+    inputs, grad = wide_inputs(dtypes), random(50, 8, dtype=torch.bfloat16, seed=3)
+    arguments = (grad, *kept(*inputs), *dtypes, list(needs))
+    for got, each, need in zip(fused_mlp_backward(*arguments), inputs, needs, strict=True):
+        assert (got.dtype, got.shape) == (each.dtype, each.shape if need else (0,))
+    torch.library.opcheck(torch.ops.lerope.fused_mlp_backward.default, arguments)
+
+
+@pytest.mark.parametrize("dtypes", WIDE, ids=str)
+def test_an_mlp_in_float32_is_registered_as_torch_wants_it(kernel, dtypes):
+    x, up, down = (t.requires_grad_() for t in wide_inputs(dtypes))
+    plain = [t.detach() for t in (x, up, down)]
+    for arguments in ((x, up, down, True), (*plain, False), (x, plain[1], down, True), (plain[0], up, plain[2], True)):
+        torch.library.opcheck(torch.ops.lerope.fused_mlp.default, arguments)
 
 
 def want(module, x=X):
@@ -365,6 +484,37 @@ def test_a_model_by_quack_equals_one_without(quack, recompute):
     assert quack.calls[:9] == [*forward, "product"]
     assert sorted(quack.calls[9:]) == sorted([*backward, *(forward if recompute else [])])
     close(*results, rtol=1e-6)  # tables of the rotation are float32
+
+
+def of_model(model, tokens, name, autocast):
+    """The loss, and gradients of all parameters."""
+    model.use_kernel(name)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        total = model(tokens, targets=tokens)
+    return [total.detach(), *torch.autograd.grad(total, list(model.parameters()))]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_in_16_bits_by_quack_is_near_one_without(installed, dtype, recompute):
+    """In autocast with weights in float32, whose gradients are not rounded; or with all of it in bfloat16."""
+    tokens = torch.randint(48, (4, 32), generator=torch.Generator().manual_seed(0))
+    model = Transformer(CONFIG, lerope.LeRoPE(8))
+    init_weights(model, 0)
+    exact = of_model(model, tokens, "reference", False)
+    assert not installed.calls
+    model.to(dtype).recompute = recompute
+    names = ["loss", *(name for name, _ in model.named_parameters())]
+    with_quack, without = (of_model(model, tokens, name, dtype == torch.float32) for name in ("auto", "reference"))
+    assert installed.calls[:9] == [*[*APART, *FUSED] * 2, "product"]
+    for name, got, other, full in zip(names, with_quack, without, exact, strict=True):
+        assert got.dtype == other.dtype
+        ours, torchs = ((t.double() - full.double()).norm() / full.double().norm() for t in (got, other))
+        # Gradients of frequencies are small differences of large sums.
+        assert ours <= 1.5 * torchs + (0.05 if name == "encoding.alpha" else 2**-8), (name, float(ours), float(torchs))
+        if "blocks" in name and got.ndim == 2:
+            assert got.dtype == dtype
+            assert is_rounded(got) == (dtype == torch.bfloat16), name
 
 
 # The formula of the kernels, with numbers of torch in the place of registers.

@@ -14,7 +14,16 @@ from lerope.model import packages, products
 from lerope.model.fused_mlp import mlp
 from lerope.model.loss import Head
 from lerope.model.packages import broken
-from lerope.model.products import Linear, linear, linear_backward, multiply, obstacle, settings
+from lerope.model.products import (
+    Linear,
+    linear,
+    linear_backward,
+    linear_forward,
+    multiply,
+    obstacle,
+    settings,
+    weight_gradient,
+)
 from lerope.model.transformer import MLP
 from lerope.rotary import kernels
 from tests.model.played_quack import (
@@ -22,14 +31,17 @@ from tests.model.played_quack import (
     Config,
     X,
     check_alone,
+    check_sum,
     close,
     empty,
     gradients,
+    is_rounded,
     make,
     matrices,
     num_products,
     of_module,
     random,
+    saved_by,
 )
 
 # What keeps QuACK from running.
@@ -182,17 +194,11 @@ def test_versions_are_those_of_the_metadata():
 
 
 @pytest.mark.parametrize(
-    ("tile", "pingpong", "cluster"),
-    [
-        ((128, 192), True, (2, 1)),
-        ((128, 256), False, (1, 2)),
-        ((192, 128), True, (1, 2)),
-        ((128, 128), True, (1, 2)),
-    ],
+    ("tile", "cluster"), [((128, 192), (2, 1)), ((192, 128), (1, 2)), ((128, 128), (1, 2))], ids=str
 )
-def test_tiles_on_hopper(hopper, tile, pingpong, cluster):
+def test_tiles_on_hopper(hopper, tile, cluster):
     how = settings(torch.zeros(1), tile)
-    assert how == {"tuned": False, "config": Config(*tile, pingpong, *cluster, False)}
+    assert how == {"tuned": False, "config": Config(*tile, True, *cluster, False)}
 
 
 @pytest.mark.parametrize("capability", [(10, 0), (12, 0)])
@@ -205,7 +211,7 @@ def test_a_config_is_made_once(hopper):
     """QuACK knows a config it has met by its identity: an equal one is prepared anew, which takes the host time."""
     first, again = (settings(torch.zeros(1), (128, 192))["config"] for _ in range(2))
     assert again is first
-    assert settings(torch.zeros(1), (128, 256))["config"] is not first
+    assert settings(torch.zeros(1), (192, 128))["config"] is not first
 
 
 def test_calls_of_a_product_share_a_config(kernel):
@@ -215,7 +221,7 @@ def test_calls_of_a_product_share_a_config(kernel):
     assert len({id(config) for config in kernel.configs}) == len(set(kernel.tiles))
 
 
-@pytest.mark.parametrize(("m", "n", "tile"), [(8, 24, (128, 192)), (24, 8, (128, 256)), (16, 16, (128, 256))])
+@pytest.mark.parametrize(("m", "n", "tile"), [(8, 24, (128, 192)), (24, 8, (192, 128)), (16, 16, (192, 128))])
 @pytest.mark.parametrize("layout", ["rows", "columns"])
 def test_a_product(kernel, m, n, tile, layout):
     a, b = random(5, m), random(m, n, seed=1)
@@ -268,13 +274,6 @@ def test_gradients_that_are_not_contiguous(quack):
             leaves = [t.detach().requires_grad_() for t in (x, weight)]
             results.append(torch.autograd.grad(function(product(*leaves)).sum(), leaves))
         close(*results)
-
-
-def test_weights_in_float32_have_gradients_in_float32(quack):
-    module, x = Linear(8, 24), random(2, 3, 8, dtype=torch.bfloat16)
-    out, x_grad, weight_grad = of_module(module, x)
-    assert (out.dtype, x_grad.dtype, weight_grad.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
-    assert quack.calls == ["product", "product"]
 
 
 def test_a_matrix_that_is_told_to_leaves_it_to_torch(quack):
@@ -333,10 +332,10 @@ def test_a_frozen_matrix(quack):
 @pytest.mark.parametrize("needs", [*itertools.product([True, False], repeat=2)], ids=str)
 def test_gradients_of_a_matrix_that_are_not_needed_are_empty(quack, needs):
     grad, x, weight = random(5, 24, seed=2), random(5, 8), random(24, 8, seed=1)
-    got = linear_backward(grad, x, weight, *needs)
+    arguments = (grad, x, weight, torch.float64, list(needs))
+    got = linear_backward(*arguments)
     for each, need, want in zip(got, needs, (grad @ weight, grad.t() @ x), strict=True):
         close([each], [want if need else random(0)])
-    arguments = (grad, x, weight, *needs)
     assert num_products(linear_backward, *arguments) == sum(needs)
     torch.library.opcheck(torch.ops.lerope.linear_backward.default, arguments)
 
@@ -357,6 +356,130 @@ def test_a_compiled_matrix_has_no_break_and_the_same_gradients(quack):
     quack.calls.clear()
     close(of_module(torch.compile(module, fullgraph=True, backend="aot_eager"), X), plain, rtol=1e-14)
     assert quack.calls == APART
+
+
+# A matrix with weights in another dtype than its input.
+
+
+def wide_inputs(num_tokens=50):
+    """(tokens, 8) in 16 bits, a matrix (24, 8) in 32, and a gradient (tokens, 24)."""
+    x, grad = (random(num_tokens, width, dtype=torch.bfloat16, seed=seed) for width, seed in ((8, 0), (24, 9)))
+    return x, random(24, 8, dtype=torch.float32, seed=1), grad
+
+
+def test_gradients_of_weights_in_float32_are_sums_in_float32(kernel):
+    """The rest is what it is for the weight in 16 bits, bit by bit."""
+    x, weight, grad = wide_inputs()
+    out, x_grad, weight_grad = gradients(linear, x, weight)
+    narrow = gradients(linear, x, weight.bfloat16())
+    assert torch.equal(out, narrow[0])
+    assert torch.equal(x_grad, narrow[1])
+    check_sum(weight_grad, grad, x)
+    assert is_rounded(narrow[2])
+    assert torch.equal(weight_grad.bfloat16(), narrow[2])
+    assert kernel.calls == [*APART, *APART]
+
+
+@pytest.mark.parametrize("within", [True, False])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_matrix_in_autocast_has_gradients_in_float32(installed, compiled, within):
+    """Also if the backward pass is in autocast as well, where torch would compute in 16 bits again."""
+    torch._dynamo.reset()
+    x, weight, grad = wide_inputs()
+    module = Linear(8, 24)
+    module.weight.data = weight
+    function = torch.compile(module, fullgraph=True, backend="aot_eager") if compiled else module
+    leaf = x.view(5, 10, 8).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = function(leaf)
+    with torch.autocast("cpu", torch.bfloat16, enabled=within):
+        out.backward(grad.view(5, 10, 24))
+    assert (out.dtype, leaf.grad.dtype) == (torch.bfloat16, torch.bfloat16)
+    check_sum(module.weight.grad, grad, x)
+    assert torch.equal(leaf.grad.flatten(0, 1), grad @ weight.bfloat16())
+    assert installed.calls == APART
+
+
+def test_a_matrix_in_16_bits_needs_no_autocast(installed):
+    module, x = Linear(8, 24).bfloat16(), wide_inputs()[0]
+    assert {t.dtype for t in of_module(module, x)} == {torch.bfloat16}
+    assert installed.calls == APART
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_weights_in_yet_another_dtype(installed, dtype):
+    """A sum in float32 that is rounded once."""
+    x, weight, grad = wide_inputs()
+    module = Linear(8, 24).to(dtype)
+    module.weight.data = weight.to(dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, _, weight_grad = of_module(module, x)
+    assert torch.equal(weight_grad, (grad.float().t() @ x.float()).to(dtype))
+    assert installed.calls == APART
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_cuda_has_sums_in_every_dtype(dtype):
+    """As far as fakes know: its products of 16 bits are 16 of the same kind, or 32."""
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        grad, x = (torch.empty(5, width, dtype=torch.bfloat16, device="cuda") for width in (24, 8))
+        got = weight_gradient(grad, x, dtype)
+    assert (got.dtype, tuple(got.shape), got.device.type) == (dtype, (24, 8), "cuda")
+
+
+def test_a_matrix_keeps_the_copy_that_it_multiplied_with(kernel):
+    """And not what it is a copy of; a weight in 16 bits is kept itself."""
+    x, weight, _ = wide_inputs()
+    saved = saved_by(linear, x, weight.requires_grad_())
+    assert [t.dtype for t in saved] == [torch.bfloat16] * 2
+    assert saved[0].data_ptr() == x.data_ptr()
+    assert torch.equal(saved[1], weight.bfloat16())
+    narrow = weight.detach().bfloat16().requires_grad_()
+    assert [t.data_ptr() for t in saved_by(linear, x, narrow)] == [x.data_ptr(), narrow.data_ptr()]
+    for each, size in ((weight, weight.numel()), (narrow, 0)):
+        assert linear_forward(x, each)[1].numel() == size
+
+
+def test_a_compiled_matrix_keeps_the_copy_that_it_multiplied_with(quack):
+    torch._dynamo.reset()
+    module, x = Linear(8, 24), wide_inputs()[0]
+    saved = saved_by(torch.compile(module, fullgraph=True, backend="aot_eager"), x)
+    assert sorted((tuple(t.shape), t.dtype) for t in saved) == [((24, 8), torch.bfloat16), ((50, 8), torch.bfloat16)]
+
+
+def test_a_weight_that_changes_between_both_passes(kernel):
+    """Gradients are those of the copy."""
+    x, weight, grad = wide_inputs()
+    want = grad @ weight.bfloat16()
+    leaf = x.requires_grad_()
+    out = linear(leaf, weight)
+    weight.zero_()
+    assert torch.equal(torch.autograd.grad(out, leaf, grad)[0], want)
+
+
+@pytest.mark.parametrize("learn", [(True, False), (False, True), (True, True)])
+def test_a_frozen_input_or_a_frozen_weight_in_float32_takes_no_product(kernel, learn):
+    assert check_alone(linear, wide_inputs()[:2], learn) == (1, sum(learn))
+    assert kernel.calls[:-2] == ["product"] * (1 + learn[0])
+
+
+@pytest.mark.parametrize("needs", [*itertools.product([True, False], repeat=2)], ids=str)
+def test_gradients_of_a_matrix_in_float32_that_are_not_needed_are_empty(kernel, needs):
+    x, weight, grad = wide_inputs()
+    arguments = (grad, x, weight.bfloat16(), torch.float32, list(needs))
+    got = linear_backward(*arguments)
+    assert [t.dtype for t in got] == [torch.bfloat16, torch.float32]
+    assert [tuple(t.shape) for t in got] == [(50, 8) if needs[0] else (0,), (24, 8) if needs[1] else (0,)]
+    assert num_products(linear_backward, *arguments) == sum(needs)
+    torch.library.opcheck(torch.ops.lerope.linear_backward.default, arguments)
+
+
+def test_a_matrix_in_float32_is_registered_as_torch_wants_it(kernel):
+    x, weight, _ = wide_inputs()
+    sliced = random(24, 16, dtype=torch.float32)[:, ::2]
+    for each in (weight, weight.t().contiguous().t(), sliced, weight.half()):
+        torch.library.opcheck(torch.ops.lerope.linear.default, (x, each.requires_grad_()))
+        torch.library.opcheck(torch.ops.lerope.linear.default, (x.detach().requires_grad_(), each.detach()))
 
 
 # The head.

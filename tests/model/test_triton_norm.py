@@ -81,10 +81,32 @@ def test_one_result_alone():
     assert all(torch.equal(a, b) for a, b in zip(grads, want, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_to_add_is_zeros_to_add(dtype):
+    (x, zeros, gain), weights = example((5, 24), dtype, dtype)
+    zeros = torch.zeros_like(zeros).requires_grad_()
+    with_zeros = results((x, zeros, gain), weights)
+    outs = add_norm(x, None, gain, EPS)[:2]
+    without = [*outs, *torch.autograd.grad(outs, (x, gain), weights)]
+    assert [t.dtype for t in without] == [dtype] * 3 + [torch.float32]
+    assert all(torch.equal(a, b) for a, b in zip(without, [*with_zeros[:3], with_zeros[4]], strict=True))
+
+
+def test_a_sum_that_goes_nowhere_has_no_gradient_full_of_zeros():
+    leaves, weights = example((5, 24))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
+        torch.autograd.grad(add_norm(*leaves, EPS)[1], leaves, weights[1])
+    assert not {event.key for event in found.key_averages()} & {"aten::zeros", "aten::zeros_like", "aten::zero_"}
+    for a in torch.autograd.grad(add_norm(*leaves, EPS)[0], leaves[:2], weights[0]):
+        assert torch.equal(a, weights[0])
+
+
 def test_it_is_registered_as_torch_wants_it():
     (x, branch, gain), (stream, grad) = example((4, 6, 16), torch.float32, torch.bfloat16)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
     torch.library.opcheck(torch.ops.lerope.add_norm.default, (x, branch, gain, EPS), test_utils=checks)
+    torch.library.opcheck(torch.ops.lerope.add_norm.default, (x, None, gain, EPS), test_utils=checks)
     total, _, scales = add_norm(x.detach(), branch.detach(), gain.detach(), EPS)
-    args = (grad, stream, total, gain.detach(), scales)
-    torch.library.opcheck(torch.ops.lerope.add_norm_backward.default, args, test_utils=checks)
+    for each in (stream, None):
+        args = (grad, each, total, gain.detach(), scales)
+        torch.library.opcheck(torch.ops.lerope.add_norm_backward.default, args, test_utils=checks)

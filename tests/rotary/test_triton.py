@@ -196,7 +196,7 @@ def test_any_shape(heads, group, bands, rest, own, norm, learns, lead, layout, t
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton_rotary, "_MAX_ELEMENTS", most)
-        patch.setattr(triton_rotary, "_BACKWARD_PROGRAMS", programs)
+        patch.setattr(triton_rotary, "_BACKWARD_PROGRAMS", (programs, programs))
         patch.setattr(triton_rotary, "_SUM_ROWS", 2)
         got = case.results(case.rotation(layout, length=LENGTH if table else None))
     for a, b in zip(got, case.expected(layout), strict=True):

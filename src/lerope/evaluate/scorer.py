@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from lerope.data.shards import Tokens
 from lerope.model.accounting import Precision
-from lerope.model.attention import Backend
+from lerope.model.attention import Backend, DocumentMask
 from lerope.model.transformer import Transformer
 from lerope.rotary.extension import Method, extend
 from lerope.rotary.rotate import Rotation
@@ -139,13 +139,15 @@ class Scorer:
 
     def _hidden(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
         # No token looks ahead, so that padding on the right needs no mask.
-        ids = torch.zeros_like(tokens) if self.backend is not None else None
+        mask = None
+        if self.backend is not None:
+            mask = DocumentMask(torch.zeros_like(tokens), self.backend, len(tokens))
         rotations = None
         if self.stretch is not None:
             positions = torch.arange(tokens.shape[1], device=self.device)
             rotations = self._rotations(positions, torch.tensor(lengths, device=self.device), self.stretch)
         with self._autocast():
-            return self.model.hidden(tokens, document_ids=ids, backend=self.backend, rotations=rotations)
+            return self.model.hidden(tokens, document_ids=mask, rotations=rotations)
 
     def _moved(self, tensor: Tensor) -> Tensor:
         if self.device.type != "cuda":

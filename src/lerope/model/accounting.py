@@ -22,7 +22,7 @@ UTILISATION = 0.4
 USABLE_MEMORY = 0.9
 """Share of a GPU's memory to plan with; the CUDA context, library workspaces and fragmentation take of the rest."""
 
-HEAD_CHUNK_LOGITS = 1 << 28
+HEAD_CHUNK_LOGITS = 1 << 29
 """Logits that exist at one time on a GPU."""
 
 _FLOAT32, _BF16 = 4, 2
@@ -182,8 +182,8 @@ def kept_bytes(config: ModelConfig, tokens: int, precision: Precision, recompute
     # Cosines and sines, float32, which all layers share.
     outside += _FLOAT32 * config.head_dim
     if recompute:
-        # The residual stream, and what the block before still has to add to it.
-        return tokens * (config.num_layers * size * 2 * config.width + block + outside)
+        # The residual stream, and what the block before, if there is one, still has to add to it.
+        return tokens * ((2 * config.num_layers - 1) * size * config.width + block + outside)
     return tokens * (config.num_layers * block + outside)
 
 

@@ -4,6 +4,8 @@ import json
 import math
 import os
 import statistics
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,7 +14,13 @@ from torch import Tensor
 from lerope.model.attention import BACKENDS, Backend, DocumentMask, obstacle
 from lerope.model.packages import version
 
-_ROUNDS = 7
+Call = Callable[[], object]
+
+_ROUNDS = 5
+_WARM_UP_CALLS = 3
+_CALLS = 8
+# Some 30 ms, in which the host asks for all calls of a round.
+_SLEEP_CYCLES = 60_000_000
 
 
 def fastest(document_ids: Tensor, num_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> Backend:
@@ -36,7 +44,7 @@ def fastest(document_ids: Tensor, num_heads: int, head_dim: int, dtype: torch.dt
     rows, length = document_ids.shape
     shape = f"{rows} rows of {length}, {num_heads} heads of {head_dim}, {dtype}, documents of {mean_length}"
     versions = f"torch {torch.__version__}, flash-attn-4 {version('flash-attn-4')}"
-    key = f"{torch.cuda.get_device_name(device)}, {versions}, {'/'.join(candidates)}: {shape}"
+    key = f"{torch.cuda.get_device_name(device)}, {versions}, {'/'.join(candidates)} on the device: {shape}"
     known = _remembered().get(key)
     found = next((b for b in candidates if isinstance(known, dict) and known.get("backend") == b), None)
     if found is not None:
@@ -55,30 +63,44 @@ def measure(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[Backend, float]:
-    """Milliseconds of a forward and backward pass: the median of rounds in which backends take turns."""
+    """Milliseconds of a forward and backward pass: the median of rounds in which backends take turns.
+
+    Only the device's work counts, as in training, where steps are recorded, and not how long the host takes to ask.
+    """
     document_ids = document_ids.to(device)
     shape = (*document_ids.shape, num_heads, head_dim)
     q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
     weight = torch.randn(shape, device=device, dtype=dtype)
-    times: dict[Backend, list[float]] = {backend: [] for backend in backends}
+
+    def attend(mask: DocumentMask) -> None:
+        torch.autograd.grad(mask.attend(q, k, v), (q, k, v), weight)
+
+    calls: dict[Backend, Call] = {}
     problems: list[Exception] = []
-    for _ in range(_ROUNDS):
-        for backend in list(times):
-            try:
-                mask = DocumentMask(document_ids, backend)
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                start.record()
-                torch.autograd.grad(mask.attend(q, k, v), (q, k, v), weight)
-                end.record()
-                end.synchronize()
-                times[backend].append(start.elapsed_time(end))
-            except Exception as problem:  # a kernel that is not to be had here; libraries' errors share no class
-                problems.append(problem)
-                del times[backend]
-    if not times:
+    for backend in backends:
+        try:
+            call = partial(attend, DocumentMask(document_ids, backend))
+            for _ in range(_WARM_UP_CALLS):
+                call()
+            calls[backend] = call
+        except Exception as problem:  # a kernel that is not to be had here; libraries' errors share no class
+            problems.append(problem)
+    if not calls:
         raise problems[0]
-    # The first rounds compile and warm up.
-    return {backend: statistics.median(taken[2:] or taken) for backend, taken in times.items()}
+    rounds = [{backend: _milliseconds(call) for backend, call in calls.items()} for _ in range(_ROUNDS)]
+    return {backend: statistics.median(taken[backend] for taken in rounds) for backend in calls}
+
+
+def _milliseconds(call: Call) -> float:
+    """Of one call, while the device always has the next one waiting."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(_SLEEP_CYCLES)
+    start.record()
+    for _ in range(_CALLS):
+        call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / _CALLS
 
 
 def _cache() -> Path:

@@ -3,6 +3,7 @@
 loss = sum over counted tokens of logsumexp(W h) - (W h)[target] + z_weight logsumexp(W h)^2
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from lerope.rotary.kernels import obstacle
 
 # Logits in one chunk. Few enough to pass through the caches of a CPU, or to stay small next to a GPU's memory; enough
 # to keep the matrix products efficient.
-_CHUNK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 28}
+_CHUNK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 29}
 
 
 class Head(nn.Linear):
@@ -69,6 +70,7 @@ class _SummedLoss(torch.autograd.Function):
                 if grad_weight is not None:
                     _add_product(grad_weight, slopes.t(), h)
                 start += len(h)
+                del slopes  # before the next chunk is computed
         ctx.save_for_backward(grad_x, grad_weight)
         ctx.dtype = x.dtype
         return total
@@ -87,15 +89,16 @@ def _chunks(x: Tensor, weight: Tensor, targets: Tensor) -> list[tuple[Tensor, Te
     """Parts of x and targets with the weight, in the dtype that a linear layer would compute in here."""
     dtype = products.compute_dtype(x)
     weight = weight.to(dtype)
-    size = max(1, _CHUNK_LOGITS.get(x.device.type, _CHUNK_LOGITS["cpu"]) // len(weight))
+    most = max(1, _CHUNK_LOGITS.get(x.device.type, _CHUNK_LOGITS["cpu"]) // len(weight))
+    num_chunks = max(1, math.ceil(len(x) / most))
+    size = max(1, math.ceil(len(x) / num_chunks))  # all alike
     parts = zip(x.to(dtype).split(size), targets.long().split(size), strict=True)
     return [(h, weight, target) for h, target in parts]
 
 
 def _logits(x: Tensor, weight: Tensor, fused: bool) -> Tensor:
     if fused and products.obstacle(x, weight) is None:
-        logits: Tensor = products.linear(products.rows(x), weight)
-        return logits
+        return products.linear(products.rows(x), weight)
     return x @ weight.t()
 
 

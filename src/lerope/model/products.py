@@ -69,7 +69,7 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
     from lerope.model.cute_products import product
 
     out = a.new_empty(len(a), b.shape[1])
-    product(a, b, out={"D": out}, **settings(a, (128, 192) if b.shape[1] > len(b) else (128, 256)))
+    product(a, b, out={"D": out}, **settings(a, (128, 192) if b.shape[1] > len(b) else (192, 128)))
     return out
 
 
@@ -88,7 +88,7 @@ def _config(tile_m: int, tile_n: int) -> Any:
     return GemmConfig(
         tile_m=tile_m,
         tile_n=tile_n,
-        pingpong=tile_n < 256,  # two tiles that take turns, each at work while the other ends; if there is room
+        pingpong=True,  # two tiles that take turns, each at work while the other ends
         cluster_m=cluster_m,
         cluster_n=cluster_n,
         is_dynamic_persistent=False,
@@ -107,43 +107,84 @@ class Linear(nn.Linear):
         """x (..., in_width) -> (..., out_width)."""
         if not self.fused or obstacle(x, self.weight) is not None:
             return super().forward(x)
-        out: Tensor = linear(rows(x), self.weight.to(x.dtype))
+        out = linear(rows(x), self.weight)
         return out.view(*x.shape[:-1], out.shape[-1])
 
 
-@torch.library.custom_op("lerope::linear", mutates_args=())
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x weight^T for (tokens, in_width) and (out_width, in_width)."""
-    return multiply(x, weight.t())
+    """x weight^T for (tokens, in_width) and (out_width, in_width).
+
+    Args:
+        weight: in the dtype of x, or in a wider one, in which its gradient is then summed.
+    """
+    out: Tensor = linear_forward(x, weight)[0]
+    return out
+
+
+@torch.library.custom_op("lerope::linear", mutates_args=())
+def linear_forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """What `linear` gives, and for the backward pass the weight in the dtype of x; empty if that is its own."""
+    copy = narrowed(weight, x)
+    return multiply(x, copy.t()), of_its_own(copy, weight)
 
 
 @torch.library.custom_op("lerope::linear_backward", mutates_args=())
 def linear_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, needs_x: bool, needs_weight: bool
+    grad: Tensor, x: Tensor, weight: Tensor, dtype: torch.dtype, needs: list[bool]
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of x and of the weight; empty if not needed."""
-    x_grad = multiply(grad, weight) if needs_x else grad.new_empty(0)
-    return x_grad, grad.t() @ x if needs_weight else grad.new_empty(0)
+    """Gradients of x and of the weight, the latter in a dtype of its own; empty where they are not needed."""
+    x_grad = multiply(grad, weight) if needs[0] else grad.new_empty(0)
+    return x_grad, weight_gradient(grad, x, dtype) if needs[1] else grad.new_empty(0, dtype=dtype)
 
 
-@linear.register_fake
-def _(x: Tensor, weight: Tensor) -> Tensor:
-    return x.new_empty(len(x), len(weight))
+def narrowed(weight: Tensor, x: Tensor) -> Tensor:
+    """The weight in the dtype of x."""
+    return weight.detach().to(x.dtype)
+
+
+def of_its_own(copy: Tensor, weight: Tensor) -> Tensor:
+    """A copy as an operator may return it: nothing, if it is the weight itself."""
+    return copy.new_empty(0) if copy.dtype == weight.dtype else copy
+
+
+def weight_gradient(grad: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """grad^T x, a sum over all tokens, not rounded to the 16 bits of x where the dtype is another."""
+    if dtype == x.dtype:
+        return grad.t() @ x
+    if x.is_cuda:
+        return torch.mm(grad.t(), x, out_dtype=torch.float32).to(dtype)  # it takes no other dtype
+    with torch.autocast(x.device.type, enabled=False):
+        return (grad.t().float() @ x.float()).to(dtype)
+
+
+@linear_forward.register_fake
+def _(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(len(x), len(weight)), copy_like(weight, x)
+
+
+def copy_like(weight: Tensor, x: Tensor) -> Tensor:
+    """A stand-in for what `of_its_own` gives."""
+    return x.new_empty(0) if weight.dtype == x.dtype else torch.empty_like(weight, dtype=x.dtype)
 
 
 @linear_backward.register_fake
-def _(grad: Tensor, x: Tensor, weight: Tensor, needs_x: bool, needs_weight: bool) -> tuple[Tensor, Tensor]:
-    shapes = (x.shape if needs_x else (0,), weight.shape if needs_weight else (0,))
-    return grad.new_empty(shapes[0]), grad.new_empty(shapes[1])
+def _(grad: Tensor, x: Tensor, weight: Tensor, dtype: torch.dtype, needs: list[bool]) -> tuple[Tensor, Tensor]:
+    shapes = (x.shape if needs[0] else (0,), weight.shape if needs[1] else (0,))
+    return grad.new_empty(shapes[0]), grad.new_empty(shapes[1], dtype=dtype)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+    ctx.set_materialize_grads(False)
+    (x, weight), (_, copy) = inputs, output
+    ctx.save_for_backward(x, copy if copy.numel() else weight)
+    ctx.dtype = weight.dtype
 
 
-def _go_back(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    needed = ctx.needs_input_grad
-    return only(needed, linear_backward(grad.contiguous(), *ctx.saved_tensors, *needed))
+def _go_back(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return None, None
+    needs = list(ctx.needs_input_grad)
+    return only(needs, linear_backward(grad.contiguous(), *ctx.saved_tensors, ctx.dtype, needs))
 
 
 def only(needed: Sequence[bool], grads: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
@@ -151,4 +192,4 @@ def only(needed: Sequence[bool], grads: Sequence[Tensor]) -> tuple[Tensor | None
     return tuple(grad if need else None for need, grad in zip(needed, grads, strict=True))
 
 
-linear.register_autograd(_go_back, setup_context=_keep)
+linear_forward.register_autograd(_go_back, setup_context=_keep)

@@ -27,16 +27,16 @@ class AddNorm(nn.RMSNorm):
 
     fused = True
 
-    def forward(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """(..., width) each -> x + branch, and its norm in the branch's dtype."""
-        if self.fused and obstacle(x, branch, self.weight) is None:
+    def forward(self, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """(..., width) each -> x + branch, and its norm in the branch's dtype. None adds nothing."""
+        if self.fused and obstacle(x, x if branch is None else branch, self.weight) is None:
             from lerope.model.triton_norm import add_norm
 
             assert self.eps is not None
             total, normed, _ = add_norm(x, branch, self.weight, self.eps)
             return total, normed
-        total = x + branch
-        return total, super().forward(total).to(branch.dtype)
+        total = x if branch is None else x + branch
+        return total, super().forward(total).to((x if branch is None else branch).dtype)
 
 
 class Attention(nn.Module):
@@ -80,7 +80,7 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (rows, length, width) -> the same shape."""
         if self._is_fusable(x):
-            return mlp(x, self.up.weight.to(x.dtype), self.down.weight.to(x.dtype))
+            return mlp(x, self.up.weight, self.down.weight)
         x = self.up(x)
         x = functional.relu(x).square() if self.squared_relu else self._gelu(x)
         out: Tensor = self.down(x)
@@ -112,8 +112,10 @@ class Block(nn.Module):
         self.mlp_norm = AddNorm(config.width, eps=config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, branch: Tensor, rotation: Rotation, mask: DocumentMask) -> tuple[Tensor, Tensor]:
-        """(rows, length, width) each: the residual stream, and what is still to be added to it.
+    def forward(
+        self, x: Tensor, branch: Tensor | None, rotation: Rotation, mask: DocumentMask
+    ) -> tuple[Tensor, Tensor]:
+        """(rows, length, width) each: the residual stream, and what is still to be added to it, if anything.
 
         The last addition is left to whoever comes next, because it is one kernel with the norm that follows.
         """
@@ -199,7 +201,7 @@ class Transformer(nn.Module):
             rotations = self._rotations(positions, 0 if centres is None else centres, length)
         x = self.embedding(tokens)
         x = x.to(compute_dtype(x))
-        branch = torch.zeros_like(x)
+        branch = None
         for block, rotation in zip(self.blocks, rotations, strict=True):
             inputs = (x, branch, rotation, mask)
             if self.recompute and torch.is_grad_enabled():

@@ -22,14 +22,15 @@ _STAGES = 3
 @triton.jit
 def _forward(
     x, branch, gain, total, out, scales, num_rows, eps,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
+    ADD: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     column = tl.arange(0, PADDED)[None, :]
     keep = (row < num_rows) & (column < WIDTH)
     place = row.to(tl.int64) * WIDTH + column
     value = tl.load(x + place, mask=keep, other=0.0).to(tl.float32)
-    value += tl.load(branch + place, mask=keep, other=0.0).to(tl.float32)
+    if ADD:
+        value += tl.load(branch + place, mask=keep, other=0.0).to(tl.float32)
     # The norm reads what is stored, so that the backward pass sees the same.
     stored = value.to(total.dtype.element_ty)
     tl.store(total + place, stored, mask=keep)
@@ -43,7 +44,8 @@ def _forward(
 @triton.jit
 def _backward(
     grad, stream, total, gain, scales, x_grad, branch_grad, sums, num_rows,
-    TWO: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    ADD: tl.constexpr, TWO: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, PADDED)[None, :]
     weight = tl.load(gain + column, mask=column < WIDTH, other=0.0).to(tl.float32)
@@ -54,7 +56,10 @@ def _backward(
         place = row.to(tl.int64) * WIDTH + column
         slope = tl.load(grad + place, mask=keep, other=0.0).to(tl.float32)
         value = tl.load(total + place, mask=keep, other=0.0).to(tl.float32)
-        back = tl.load(stream + place, mask=keep, other=0.0).to(tl.float32)
+        if ADD:
+            back = tl.load(stream + place, mask=keep, other=0.0).to(tl.float32)
+        else:
+            back = tl.zeros((ROWS, PADDED), tl.float32)
         scale = tl.load(scales + row, mask=row < num_rows, other=0.0)
         value *= scale
         of_gain += slope * value
@@ -69,27 +74,37 @@ def _backward(
 
 
 @torch.library.custom_op("lerope::add_norm", mutates_args=())
-def add_norm(x: Tensor, branch: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(x + branch in x's dtype, its norm in branch's dtype, what each row was multiplied with)."""
-    x, branch = x.contiguous(), branch.contiguous()
-    total, out = torch.empty_like(x), torch.empty_like(branch)
+def add_norm(x: Tensor, branch: Tensor | None, gain: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(x + branch in x's dtype, its norm in branch's dtype, what each row was multiplied with).
+
+    Args:
+        branch: None adds nothing; the norm is then in x's dtype.
+    """
+    x = x.contiguous()
+    branch = None if branch is None else branch.contiguous()
+    total, out = torch.empty_like(x), torch.empty_like(x if branch is None else branch)
     width = x.shape[-1]
     num_rows = x.numel() // width
     scales = torch.empty(num_rows, dtype=torch.float32, device=x.device)
     rows, num_warps = tile(width)
     _forward[(triton.cdiv(num_rows, rows),)](
-        x, branch, gain, total, out, scales, num_rows, eps, WIDTH=width, PADDED=triton.next_power_of_2(width),
-        ROWS=rows, num_warps=num_warps,
+        x, x if branch is None else branch, gain, total, out, scales, num_rows, eps, ADD=branch is not None,
+        WIDTH=width, PADDED=triton.next_power_of_2(width), ROWS=rows, num_warps=num_warps,
     )  # fmt: skip
     return total, out, scales
 
 
 @torch.library.custom_op("lerope::add_norm_backward", mutates_args=())
 def add_norm_backward(
-    grad: Tensor, stream: Tensor, total: Tensor, gain: Tensor, scales: Tensor
+    grad: Tensor, stream: Tensor | None, total: Tensor, gain: Tensor, scales: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, of branch (empty if it has x's dtype: then they are the same) and of the gain."""
-    grad, stream = grad.contiguous(), stream.contiguous()
+    """Gradients of x, of branch (empty if it has x's dtype: then they are the same) and of the gain.
+
+    Args:
+        stream: the gradient of the sum; None if nobody read it.
+    """
+    grad = grad.contiguous()
+    stream = None if stream is None else stream.contiguous()
     two = grad.dtype != total.dtype
     x_grad = torch.empty_like(total)
     branch_grad = torch.empty_like(grad) if two else grad.new_empty(0)
@@ -99,8 +114,9 @@ def add_norm_backward(
     programs = max(1, min(_BACKWARD_PROGRAMS, triton.cdiv(num_rows, rows)))
     sums = torch.empty(1, programs, width, dtype=torch.float32, device=total.device)
     _backward[(programs,)](
-        grad, stream, total, gain, scales, x_grad, branch_grad if two else x_grad, sums, num_rows, TWO=two,
-        WIDTH=width, PADDED=triton.next_power_of_2(width), ROWS=rows, STAGES=_STAGES, num_warps=num_warps,
+        grad, total if stream is None else stream, total, gain, scales, x_grad, branch_grad if two else x_grad, sums,
+        num_rows, ADD=stream is not None, TWO=two, WIDTH=width, PADDED=triton.next_power_of_2(width), ROWS=rows,
+        STAGES=_STAGES, num_warps=num_warps,
     )  # fmt: skip
     return x_grad, branch_grad, add_rows(sums)[0]
 
@@ -113,25 +129,34 @@ def tile(width: int) -> tuple[int, int]:
 
 
 @add_norm.register_fake
-def _(x: Tensor, branch: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def _(x: Tensor, branch: Tensor | None, gain: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     scales = x.new_empty(x.numel() // x.shape[-1], dtype=torch.float32)
-    return x.new_empty(x.shape), branch.new_empty(branch.shape), scales
+    return x.new_empty(x.shape), (x if branch is None else branch).new_empty(x.shape), scales
 
 
 @add_norm_backward.register_fake
-def _(grad: Tensor, stream: Tensor, total: Tensor, gain: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _(
+    grad: Tensor, stream: Tensor | None, total: Tensor, gain: Tensor, scales: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     branch = grad.new_empty(grad.shape if grad.dtype != total.dtype else 0)
     return total.new_empty(total.shape), branch, total.new_empty(total.shape[-1], dtype=torch.float32)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[0], inputs[2], output[2])
+    ctx.set_materialize_grads(False)
+    _, branch, gain, _ = inputs
+    total, _, scales = output
+    ctx.save_for_backward(total, gain, scales)
+    ctx.adds, ctx.dtype = branch is not None, output[1].dtype
 
 
-def _go_back(ctx: Any, stream: Tensor, grad: Tensor, _: Any) -> tuple[Any, ...]:
+def _go_back(ctx: Any, stream: Tensor | None, grad: Tensor | None, _: Any) -> tuple[Any, ...]:
     total, gain, scales = ctx.saved_tensors
+    if grad is None:
+        grad = torch.zeros_like(total, dtype=ctx.dtype)
     x, branch, of_gain = add_norm_backward(grad, stream, total, gain, scales)
-    return x, branch if branch.numel() else x, of_gain.to(gain.dtype), None
+    of_branch = branch if branch.numel() else x
+    return x, of_branch if ctx.adds else None, of_gain.to(gain.dtype), None
 
 
 add_norm.register_autograd(_go_back, setup_context=_keep)

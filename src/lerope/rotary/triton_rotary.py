@@ -13,13 +13,15 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
 
-# Programs that share the tokens of a backward pass; fixed, so that sums are the same on every device.
-_BACKWARD_PROGRAMS = 1056
+# Programs that share the tokens of a backward pass, without a norm and with one; fixed, so that sums are the same on
+# every device.
+_BACKWARD_PROGRAMS = (396, 528)
 # Iterations of it that are in flight at once.
 _STAGES = 3
 # The tile of a program that adds up their sums.
-_SUM_ROWS, _SUM_COLUMNS = 512, 16
+_SUM_ROWS, _SUM_COLUMNS = 512, 4
 # Elements of a token that one program takes at most; more heads go to further programs.
 _MAX_ELEMENTS = 8192
 
@@ -251,8 +253,12 @@ def _backward_part(
 
 
 @triton.jit
-def _add_rows(rows, out, num_rows, num_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _add_rows(
+    rows, out, num_rows, num_columns, EARLY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
     """Sums of columns; programs (block of columns, queries or keys). The second stage, in one fixed order."""
+    if EARLY:
+        gdc_wait()  # for the kernel that fills the rows
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     start = rows + tl.program_id(1) * num_rows * num_columns
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -332,7 +338,7 @@ def turn_back(
     views = [_strided(x) for x in (*grads, *saved)]
     tokens, num_warps = tile(size.elements, size.sets, backward=True)
     parts, columns = 1 if k_grad is None else 2, size.columns(learn)
-    programs = max(1, min(_BACKWARD_PROGRAMS // parts, triton.cdiv(size.num_tokens, tokens)))
+    programs = max(1, min(_BACKWARD_PROGRAMS[size.norm] // parts, triton.cdiv(size.num_tokens, tokens)))
     rows = torch.empty(parts, programs, size.head_blocks * columns, dtype=torch.float32, device=q_grad.device)
     gains = (q_grad, q_grad) if q_gain is None else (q_gain, q_gain if k_gain is None else k_gain)
     _backward[(programs, size.head_blocks, parts)](
@@ -351,8 +357,18 @@ def add_rows(rows: Tensor) -> Tensor:
     sums = torch.empty(parts, columns, dtype=torch.float32, device=rows.device)
     if sums.numel():
         grid = (triton.cdiv(columns, _SUM_COLUMNS), parts)
-        _add_rows[grid](rows, sums, num_rows, columns, ROWS=_SUM_ROWS, COLUMNS=_SUM_COLUMNS, num_warps=8)
+        early = _starts_early(rows.device)
+        _add_rows[grid](
+            rows, sums, num_rows, columns, EARLY=early, ROWS=_SUM_ROWS, COLUMNS=_SUM_COLUMNS, num_warps=8,
+            launch_pdl=early,
+        )  # fmt: skip
     return sums
+
+
+def _starts_early(device: torch.device) -> bool:
+    """Whether a kernel may be launched while the one before it still runs (programmatic dependent launch)."""
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    return is_nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def gradients(sums: Tensor, size: "Size", learn: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -373,7 +389,7 @@ def gradients(sums: Tensor, size: "Size", learn: bool) -> tuple[Tensor | None, T
 
 def tile(elements: int, sets: int, backward: bool) -> tuple[int, int]:
     """Tokens a program takes at a time and its warps, for tokens of so many elements; measured on an H200."""
-    tokens = max(1, 1024 // elements)
+    tokens = max(1, (2048 if backward else 1024) // elements)
     return tokens, max(2 if backward or sets > 1 else 1, min(8, tokens * elements // 1024))
 
 

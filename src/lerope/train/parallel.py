@@ -134,8 +134,8 @@ def build(config: ModelConfig, encoding: Encoding, seed: int, setup: Setup, rank
         model = Transformer(config, encoding)
     model.recompute = setup.recompute
     if compiles(setup, ranks):
-        for module in (*model.blocks, model.norm):
-            module.compile()
+        for block in model.blocks:
+            block.compile()
     sharded = ranks.num_ranks > 1 and setup.parallel != "ddp"
     if sharded:
         _shard(model, setup.parallel, ranks)

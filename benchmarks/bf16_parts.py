@@ -1,0 +1,254 @@
+"""Does a fused kernel make training in bf16 less exact? Each fused part alone, and all of them, against float32.
+
+First gradients. At weights after a few steps in float32, on batches that were not trained on, the gradient of each
+kind of parameter in bf16 is compared with plain torch in float32: its relative error, its bias (how much too long it is
+along the float32 gradient), and the share of wrong signs among the numbers that are not 0 in float32.
+
+Then losses. For every seed the first steps of a run, in float32 and in bf16: how far bf16 leaves float32, and how many
+times as far as plain torch in bf16 does. Single seeds differ much; the median says more.
+
+Paths whose attention cannot run on this device are left out. On a CPU nothing is fused: all paths are plain torch.
+
+    python benchmarks/bf16_parts.py --data DIR
+"""
+
+import argparse
+import re
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from reporting import conditions, save, show
+from torch import Tensor, nn
+
+from lerope.data.loader import Loader
+from lerope.data.shards import Corpus
+from lerope.model import packages
+from lerope.model.accounting import Precision
+from lerope.model.attention import Backend, obstacle
+from lerope.model.loss import Head
+from lerope.model.products import Linear
+from lerope.model.transformer import MLP, AddNorm, Transformer
+from lerope.rotary.encodings import Encoding
+from lerope.runs import METRICS, read_records
+from lerope.train.config import Recipe, Setup, recipe
+from lerope.train.job import train
+from lerope.train.trainer import Started, Trainer
+
+RESULTS = Path(__file__).parent / "results"
+BATCH_TOKENS = 8192
+# What the schedule is for; runs are stopped long before.
+RUN_STEPS = 200
+# Steps in float32 before gradients are compared, and on how many batches.
+AFTER = (3, 20)
+NUM_BATCHES = 3
+# Later losses differ by chaos more than by rounding.
+COMPARED_STEPS = 25
+
+PARTS: dict[str, type[nn.Module]] = {
+    "rotary": Encoding,
+    "AddNorm": AddNorm,
+    "Head": Head,
+    "Linear": Linear,
+    "MLP": MLP,
+}
+ALL = tuple(PARTS.values())
+# What is fused, and what attends.
+PATHS: dict[str, tuple[tuple[type[nn.Module], ...], Backend]] = {
+    "plain torch": ((), "sdpa"),
+    "plain torch varlen": ((), "varlen"),
+    **{name: ((part,), "sdpa") for name, part in PARTS.items()},
+    "all sdpa": (ALL, "sdpa"),
+    "all varlen": (ALL, "varlen"),
+    "all flash4": (ALL, "flash4"),
+}
+CURVES = ("plain torch", "plain torch varlen", "all sdpa", "all varlen")
+MEASURES = ("relative_error", "bias", "wrong_signs")
+
+
+def made(args: argparse.Namespace, seed: int, precision: Precision) -> Recipe:
+    return recipe(
+        args.rung,
+        "lerope",
+        seed,
+        precision,
+        steps=RUN_STEPS,
+        batch_tokens=BATCH_TOKENS,
+        validation_tokens=1000,
+        vocab_size=Corpus(args.data, verify="sizes").manifest.vocab_size,
+    )
+
+
+def first_steps(
+    args: argparse.Namespace, seed: int, precision: Precision, steps: int, path: str
+) -> tuple[Trainer, list[float]]:
+    """A run that is stopped after so many steps, not compiled; and their losses."""
+    parts, backend = PATHS[path]
+    how = Setup(
+        kernel="auto" if parts else "reference",
+        compile="no",
+        graph="no",
+        attention=backend,
+        checkpoint_steps=steps,  # before a checkpoint the last step is reported, so that none begins after it
+        validation_steps=RUN_STEPS,
+        frequency_records=1,
+    )
+    report = Trainer._report
+    trainers: list[Trainer] = []
+
+    def report_and_stop(trainer: Trainer, started: Started | None) -> bool:
+        trainers.append(trainer)
+        return report(trainer, started) or (started is not None and started.step == steps)
+
+    with tempfile.TemporaryDirectory() as scratch, patch.object(Trainer, "_report", report_and_stop):
+        outcome = train(made(args, seed, precision), args.data, Path(scratch) / "run", how)
+        losses = [record["loss"] for record in read_records(outcome.path / METRICS) if "loss" in record]
+    if outcome.step < steps:
+        sys.exit(f"stopped; {args.out} has what was measured before this run.")
+    return trainers[0], losses
+
+
+def gradients(model: Transformer, inputs: dict[str, Tensor], path: str, narrow: bool) -> dict[str, Tensor]:
+    """Of every parameter, by name."""
+    parts, backend = PATHS[path]
+    for module in model.modules():
+        if isinstance(module, Encoding):
+            module.kernel = "auto" if Encoding in parts else "reference"
+        elif isinstance(module, AddNorm | Head | Linear | MLP):
+            module.fused = isinstance(module, parts)
+    with torch.autocast(inputs["tokens"].device.type, torch.bfloat16, enabled=narrow):
+        loss = model(**inputs, backend=backend)
+    parameters = dict(model.named_parameters())
+    return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
+
+
+def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, list[float]]:
+    """What MEASURES names, for each kind of parameter: the same one of all layers."""
+    sums: dict[str, Tensor] = {}
+    for name, grad in found.items():
+        a, b = grad.double(), exact[name].double()
+        terms = ((a - b).square(), b.square(), a * b, a * b < 0, b != 0)
+        kind = re.sub(r"^(encoding|blocks\.\d+(\.attention|\.mlp)?)\.", "", name).removesuffix(".weight")
+        sums[kind] = sums.get(kind, 0) + torch.stack([term.sum(dtype=torch.float64) for term in terms])
+    measured = {}
+    for kind, (apart, square, product, num_wrong, num_signs) in sums.items():
+        measured[kind] = torch.stack([(apart / square).sqrt(), product / square - 1, num_wrong / num_signs]).tolist()
+    return measured
+
+
+def gradient_rows(args: argparse.Namespace, paths: list[str], after: int) -> list[dict[str, Any]]:
+    """Errors at the weights after so many steps: medians over batches."""
+    trainer, _ = first_steps(args, args.seeds[0], "float32", after, "plain torch")
+    model, device = trainer.model, trainer.ranks.device
+    rows = trainer.recipe.row_length, trainer.recipe.batch_rows
+    loader = Loader(trainer.corpus.train, *rows, args.seeds[0])
+    found: dict[tuple[str, str], list[list[float]]] = {}
+    for number in range(NUM_BATCHES):
+        batch, _ = loader.load(RUN_STEPS + number)
+        fields = ("tokens", "targets", "positions", "document_ids", "centres")
+        inputs = {field: torch.from_numpy(getattr(batch, field)).to(device) for field in fields}
+        exact = gradients(model, inputs, "plain torch", narrow=False)
+        for path in paths:
+            for kind, measured in errors(gradients(model, inputs, path, narrow=True), exact).items():
+                found.setdefault((path, kind), []).append(measured)
+    return [
+        {"after": after, "path": path, "parameter": kind}
+        | dict(zip(MEASURES, map(statistics.median, zip(*measured, strict=True)), strict=True))
+        for (path, kind), measured in found.items()
+    ]
+
+
+def difference_rows(seed: int, curves: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """How far each bf16 curve of a seed is from float32, in nats and in distances of plain torch."""
+    exact = curves["float32"][:COMPARED_STEPS]
+    apart = {
+        path: statistics.mean(abs(a - b) for a, b in zip(curve[:COMPARED_STEPS], exact, strict=True))
+        for path, curve in curves.items()
+        if path != "float32"
+    }
+    return [
+        {"seed": seed, "path": path, "mean": mean, "ratio": mean / apart["plain torch"]} for path, mean in apart.items()
+    ]
+
+
+def show_gradients(rows: list[dict[str, Any]], after: int) -> None:
+    for measure in MEASURES:
+        table: dict[str, dict[str, Any]] = {}
+        for row in rows:
+            kind = row["parameter"]
+            table.setdefault(kind, {"parameter": kind.replace("_", " ")})[row["path"]] = 100 * row[measure]
+        show(f"Gradients after {after} steps: {measure.replace('_', ' ')}, in %", list(table.values()), ".3f")
+
+
+def compare(args: argparse.Namespace) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for seed in args.seeds:
+        made(args, seed, "float32")  # a wrong seed is an error now, not hours later
+    obstacles = {path: obstacle(backend, device, torch.bfloat16) for path, (_, backend) in PATHS.items()}
+    paths = [path for path, reason in obstacles.items() if reason is None]
+    optional = [name for name in ("triton", "quack-kernels", "flash-attn-4") if packages.version(name)]
+    results: dict[str, Any] = {
+        **conditions("torch", *optional),
+        "gpu": torch.cuda.get_device_name() if device.type == "cuda" else None,
+        "rung": args.rung,
+        "seeds": args.seeds,
+        "steps": args.steps,
+        "batch_tokens": BATCH_TOKENS,
+        "data": Corpus(args.data, verify="sizes").manifest.fingerprint(),
+        "left_out": {path: reason for path, reason in obstacles.items() if reason is not None},
+        "kernels": {},
+        "gradients": [],
+        "ratios": [],
+        "differences": [],
+        "losses": {},
+    }
+    save(args.out, results)
+    for after in AFTER:
+        rows = gradient_rows(args, paths, after)
+        results["gradients"] += rows
+        save(args.out, results)
+        show_gradients(rows, after)
+    for seed in args.seeds:
+        curves: dict[str, list[float]] = {}
+        results["losses"][seed] = curves
+        _, curves["float32"] = first_steps(args, seed, "float32", args.steps, "plain torch")
+        for path in CURVES:
+            if path in paths:
+                trainer, curves[path] = first_steps(args, seed, "bf16", args.steps, path)
+                results["kernels"][path] = trainer.kernels()
+            save(args.out, results)
+        results["differences"] += difference_rows(seed, curves)
+        found: dict[str, list[float]] = {}
+        for row in results["differences"]:
+            found.setdefault(row["path"], []).append(row["ratio"])
+        results["ratios"] = [{"path": path, "median": statistics.median(ratios)} for path, ratios in found.items()]
+        save(args.out, results)
+    rows = [{**row, "seed": str(row["seed"])} for row in results["differences"]]
+    show(f"Losses of steps 1 to {min(args.steps, COMPARED_STEPS)} in bf16: distance from float32, in nats", rows, ".4f")
+    show("That distance over plain torch's: median of all seeds", results["ratios"], ".3f")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--rung", default="52M")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4], help="gradients are of the first")
+    parser.add_argument("--steps", type=int, default=30, help="of each loss curve")
+    parser.add_argument("--out", type=Path, default=RESULTS / "bf16_parts_gpu.json")
+    args = parser.parse_args()
+    if not 1 <= args.steps <= RUN_STEPS:
+        parser.error(f"steps must be from 1 to {RUN_STEPS}; got {args.steps}.")
+    if len(set(args.seeds)) < len(args.seeds):
+        parser.error(f"seeds must differ; got {' '.join(map(str, args.seeds))}.")
+    try:
+        compare(args)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()
