@@ -196,7 +196,7 @@ def test_any_shape(heads, group, bands, rest, own, norm, learns, lead, layout, t
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton_rotary, "_MAX_ELEMENTS", most)
-        patch.setattr(triton_rotary, "_BACKWARD_PROGRAMS", (programs, programs))
+        patch.setattr(triton_rotary, "num_programs", lambda size: programs)
         patch.setattr(triton_rotary, "_SUM_ROWS", 2)
         got = case.results(case.rotation(layout, length=LENGTH if table else None))
     for a, b in zip(got, case.expected(layout), strict=True):
@@ -204,6 +204,21 @@ def test_any_shape(heads, group, bands, rest, own, norm, learns, lead, layout, t
         # Few numbers, which may nearly cancel: rounding is that of the terms, which for frequencies have positions.
         terms = LENGTH * math.sqrt(math.prod(lead)) if a.shape == case.theta.shape else 1.0
         assert (a - b).abs().max() < 2e-6 * (b.abs().max() + terms)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_gradients_are_the_sums_themselves(norm):
+    """Unless heads have frequencies of their own nothing is left to add up after the second kernel."""
+    q, k = torch.randn(2, 5, 4, 8, device=DEVICE), torch.randn(2, 5, 4, 8, device=DEVICE)
+    phases = torch.rand(5, 1, 4, device=DEVICE)
+    gains = [torch.rand(8, device=DEVICE) if norm else None for _ in range(2)]
+    tables = (phases.cos(), phases.sin(), None, torch.arange(5.0, device=DEVICE), True, *gains, 1e-5, True)
+    for second in (k, None):
+        size = triton_rotary.Size(q, second, phases, None, True, gains[0])
+        sums = triton_rotary.turn_back(q, second, q, second, torch.empty_like(q), torch.empty_like(k), *tables)
+        found = [grad for grad in triton_rotary.gradients(sums, size, True) if grad is not None]
+        assert len(found) == 1 + norm * (1 if second is None else 2)
+        assert all(grad.untyped_storage().data_ptr() == sums.untyped_storage().data_ptr() for grad in found)
 
 
 VIEWS = {

@@ -88,7 +88,7 @@ def _(
     size = Size(q_grad, k_grad, cos, index, half, q_gain)
     k = q_grad.new_empty(0) if k_grad is None else k_grad.new_empty(k_grad.shape)
     parts = 1 if k_grad is None else 2
-    sums = cos.new_empty((parts, size.head_blocks, size.columns(learn)) if learn or size.norm else (parts, 0, 0))
+    sums = cos.new_empty((parts, size.sum_blocks, size.columns(learn)) if learn or size.norm else (parts, 0, 0))
     return q_grad.new_empty(q_grad.shape), k, sums
 
 

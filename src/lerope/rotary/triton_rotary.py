@@ -15,9 +15,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
-# Programs that share the tokens of a backward pass, without a norm and with one; fixed, so that sums are the same on
-# every device.
-_BACKWARD_PROGRAMS = (396, 528)
 # Iterations of it that are in flight at once.
 _STAGES = 3
 # The tile of a program that adds up their sums.
@@ -254,20 +251,24 @@ def _backward_part(
 
 @triton.jit
 def _add_rows(
-    rows, out, num_rows, num_columns, EARLY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    rows, out, num_parts, num_rows, num_columns, num_shared,
+    EARLY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Sums of columns; programs (block of columns, queries or keys). The second stage, in one fixed order."""
+    """Sums of columns over the rows of a part, and of shared ones over all; programs (block of columns, part).
+
+    The second stage, in one fixed order.
+    """
     if EARLY:
         gdc_wait()  # for the kernel that fills the rows
+    part = tl.program_id(1)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    start = rows + tl.program_id(1) * num_rows * num_columns
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for first in range(0, num_rows, ROWS):
+    for first in range(0, num_parts * num_rows, ROWS):
         row = first + tl.arange(0, ROWS)[:, None]
-        keep = (row < num_rows) & (column < num_columns)
-        total += tl.load(start + row * num_columns + column, mask=keep, other=0.0)
+        counts = (row // num_rows == part) | ((column < num_shared) & (row < num_parts * num_rows))
+        total += tl.load(rows + row * num_columns + column, mask=counts & (column < num_columns), other=0.0)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    tl.store(out + tl.program_id(1) * num_columns + column, tl.sum(total, axis=0), mask=column < num_columns)
+    tl.store(out + part * num_columns + column, tl.sum(total, axis=0), mask=column < num_columns)
 
 
 @triton.jit
@@ -309,7 +310,7 @@ def turn(
     size = Size(q, k, cos, index, half, q_gain)
     outs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, q if k is None else k)]
     views = [_strided(x) for x in (q, q if k is None else k)]
-    tokens, num_warps = tile(size.elements, size.sets, backward=False)
+    tokens, num_warps = forward_tile(size)
     grid = (triton.cdiv(size.num_tokens, tokens), size.head_blocks, 1 if k is None else 2)
     gains = (q, q) if q_gain is None else (q_gain, q_gain if k_gain is None else k_gain)
     if size.num_tokens:
@@ -336,10 +337,10 @@ def turn_back(
     grads = (q_grad, q_grad if k_grad is None else k_grad)
     saved = [grad if kept is None else kept for grad, kept in zip(grads, (q_saved, k_saved), strict=True)]
     views = [_strided(x) for x in (*grads, *saved)]
-    tokens, num_warps = tile(size.elements, size.sets, backward=True)
+    tokens, num_warps = backward_tile(size)
     parts, columns = 1 if k_grad is None else 2, size.columns(learn)
-    programs = max(1, min(_BACKWARD_PROGRAMS[size.norm] // parts, triton.cdiv(size.num_tokens, tokens)))
-    rows = torch.empty(parts, programs, size.head_blocks * columns, dtype=torch.float32, device=q_grad.device)
+    programs = max(1, min(num_programs(size) // parts, triton.cdiv(size.num_tokens, tokens)))
+    rows = torch.empty(parts, programs * size.head_blocks, columns, dtype=torch.float32, device=q_grad.device)
     gains = (q_grad, q_grad) if q_gain is None else (q_gain, q_gain if k_gain is None else k_gain)
     _backward[(programs, size.head_blocks, parts)](
         *(x for x, *_ in views), q_out, k_out, *gains, cos, sin, cos if index is None else index, offsets, rows[0],
@@ -348,19 +349,26 @@ def turn_back(
         *size.constants, FULL=size.num_tokens % tokens == 0, LEARN=learn,
         OWN_OFFSETS=len(offsets) == size.num_tokens, STAGES=_STAGES, TOKENS=tokens, **size.padded, num_warps=num_warps,
     )  # fmt: skip
-    return add_rows(rows).view(parts, size.head_blocks, columns)
+    if size.sets > 1:  # a block of heads has sums of its own
+        rows = rows.view(parts, programs, size.sum_blocks * columns)
+    sums = add_rows(rows, size.bands * learn if size.sets == 1 else 0)
+    return sums.view(parts, size.sum_blocks, columns)
 
 
-def add_rows(rows: Tensor) -> Tensor:
-    """(parts, rows, columns) -> (parts, columns), summed in one fixed order."""
+def add_rows(rows: Tensor, num_shared: int = 0) -> Tensor:
+    """(parts, rows, columns) -> (parts, columns), summed in one fixed order.
+
+    Args:
+        num_shared: how many columns, the first ones, are summed over all parts.
+    """
     parts, num_rows, columns = rows.shape
     sums = torch.empty(parts, columns, dtype=torch.float32, device=rows.device)
     if sums.numel():
         grid = (triton.cdiv(columns, _SUM_COLUMNS), parts)
         early = _starts_early(rows.device)
         _add_rows[grid](
-            rows, sums, num_rows, columns, EARLY=early, ROWS=_SUM_ROWS, COLUMNS=_SUM_COLUMNS, num_warps=8,
-            launch_pdl=early,
+            rows, sums, parts, num_rows, columns, num_shared, EARLY=early, ROWS=_SUM_ROWS, COLUMNS=_SUM_COLUMNS,
+            num_warps=8, launch_pdl=early,
         )  # fmt: skip
     return sums
 
@@ -372,25 +380,41 @@ def _starts_early(device: torch.device) -> bool:
 
 
 def gradients(sums: Tensor, size: "Size", learn: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Of the frequencies, (1 or key heads, bands), and of both gains, from sums (q and k, blocks of heads, columns)."""
-    own, gains = sums[..., : size.columns(learn) - size.norm * size.dim], sums[..., -size.dim :].sum(1)
-    frequencies = None
+    """Of the frequencies, (1 or key heads, bands), and of both gains, from the sums of `turn_back`."""
+    frequencies: Tensor | None = None
+    q_gain: Tensor | None = None
+    k_gain: Tensor | None = None
     if learn and size.sets == 1:
-        frequencies = own.sum((0, 1))[None]
+        frequencies = sums[0, :, : size.bands]
     elif learn:
-        heads = own.reshape(len(sums), -1, size.bands)
+        heads = sums[..., : size.columns(learn) - size.norm * size.dim].reshape(len(sums), -1, size.bands)
         counts = (size.q_heads, size.k_heads)[: len(sums)]
         of_sets = [part[:count].unflatten(0, (size.sets, -1)).sum(1) for part, count in zip(heads, counts, strict=True)]
         frequencies = torch.stack(of_sets).sum(0)
+    if size.norm:
+        own = sums[..., -size.dim :]
+        q_gain, *rest = own[:, 0] if size.sum_blocks == 1 else own.sum(1)
+        k_gain = rest[0] if rest else None
+    return frequencies, q_gain, k_gain
+
+
+def forward_tile(size: "Size") -> tuple[int, int]:
+    """Tokens a program takes and its warps; measured on an H200."""
+    tokens = max(1, 1024 // size.elements)
+    return tokens, max(1 if size.sets == 1 else 2, min(8, tokens * size.elements // 1024))
+
+
+def backward_tile(size: "Size") -> tuple[int, int]:
+    """Tokens a program takes at a time and its warps; measured on an H200."""
+    tokens = max(1, (1024 if size.norm and size.dim > 64 else 2048) // size.elements)
+    return tokens, max(2, min(8, tokens * size.elements // 1024))
+
+
+def num_programs(size: "Size") -> int:
+    """Programs that share the tokens of a backward pass: not the GPU's choice, so that sums are the same on all."""
     if not size.norm:
-        return frequencies, None, None
-    return frequencies, gains[0], gains[1] if len(gains) == 2 else None
-
-
-def tile(elements: int, sets: int, backward: bool) -> tuple[int, int]:
-    """Tokens a program takes at a time and its warps, for tokens of so many elements; measured on an H200."""
-    tokens = max(1, (2048 if backward else 1024) // elements)
-    return tokens, max(2 if backward or sets > 1 else 1, min(8, tokens * elements // 1024))
+        return 396
+    return 528 if size.dim <= 64 else 1056
 
 
 class Size:
@@ -412,7 +436,9 @@ class Size:
         most = max(self.q_heads, self.k_heads)
         padded_heads = min(triton.next_power_of_2(most), max(1, _MAX_ELEMENTS // (2 * padded)))
         self.head_blocks = triton.cdiv(most, padded_heads)
-        self.elements = padded_heads * 2 * padded
+        self.sum_blocks = 1 if self.sets == 1 else self.head_blocks
+        """Blocks of heads that keep sums apart: where heads have frequencies of their own."""
+        self.elements = padded_heads * triton.next_power_of_2(2 * padded + rest)
         self.padded = {
             "PADDED_HEADS": padded_heads,
             "PADDED": padded,
