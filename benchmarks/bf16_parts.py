@@ -1,11 +1,13 @@
 """Does a fused kernel make training in bf16 less exact? Each fused part alone, and all of them, against float32.
 
-First gradients. At weights after a few steps in float32, on batches that were not trained on, the gradient of each
-kind of parameter in bf16 is compared with plain torch in float32: its relative error, its bias (how much too long it is
-along the float32 gradient), and the share of wrong signs among the numbers that are not 0 in float32.
+First gradients. At first weights and at those after a few steps in float32, on batches that were not trained on, the
+gradient of each kind of parameter in bf16 is compared with plain torch in float32: its relative error, its bias (how
+much too long it is along the float32 gradient), and the share of wrong signs among the numbers that are not 0 in
+float32.
 
 Then losses. For every seed the first steps of a run, in float32 and in bf16: how far bf16 leaves float32, and how many
-times as far as plain torch in bf16 does. Single seeds differ much; the median says more.
+times as far as plain torch in bf16 with the same attention does, or with torch's. Single seeds differ much; the median
+says more.
 
 Paths whose attention cannot run on this device are left out. On a CPU nothing is fused: all paths are plain torch.
 
@@ -30,11 +32,12 @@ from lerope.data.shards import Corpus
 from lerope.model import packages
 from lerope.model.accounting import Precision
 from lerope.model.attention import Backend, obstacle
+from lerope.model.init import init_weights
 from lerope.model.loss import Head
 from lerope.model.products import Linear
 from lerope.model.transformer import MLP, AddNorm, Transformer
 from lerope.rotary.encodings import Encoding
-from lerope.runs import METRICS, read_records
+from lerope.runs import METRICS, provenance, read_records
 from lerope.train.config import Recipe, Setup, recipe
 from lerope.train.job import train
 from lerope.train.trainer import Started, Trainer
@@ -44,7 +47,7 @@ BATCH_TOKENS = 8192
 # What the schedule is for; runs are stopped long before.
 RUN_STEPS = 200
 # Steps in float32 before gradients are compared, and on how many batches.
-AFTER = (3, 20)
+AFTER = (0, 3, 20)
 NUM_BATCHES = 3
 # Later losses differ by chaos more than by rounding.
 COMPARED_STEPS = 25
@@ -66,7 +69,14 @@ PATHS: dict[str, tuple[tuple[type[nn.Module], ...], Backend]] = {
     "all varlen": (ALL, "varlen"),
     "all flash4": (ALL, "flash4"),
 }
-CURVES = ("plain torch", "plain torch varlen", "all sdpa", "all varlen")
+# Curves in bf16, and what each is compared with.
+CURVES = {
+    "plain torch": "plain torch",
+    "plain torch varlen": "plain torch",
+    "all sdpa": "plain torch",
+    "all varlen": "plain torch varlen",
+    "all flash4": "plain torch varlen",
+}
 MEASURES = ("relative_error", "bias", "wrong_signs")
 
 
@@ -142,8 +152,10 @@ def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, list
 
 def gradient_rows(args: argparse.Namespace, paths: list[str], after: int) -> list[dict[str, Any]]:
     """Errors at the weights after so many steps: medians over batches."""
-    trainer, _ = first_steps(args, args.seeds[0], "float32", after, "plain torch")
+    trainer, _ = first_steps(args, args.seeds[0], "float32", max(1, after), "plain torch")
     model, device = trainer.model, trainer.ranks.device
+    if after == 0:
+        init_weights(model, args.seeds[0])
     rows = trainer.recipe.row_length, trainer.recipe.batch_rows
     loader = Loader(trainer.corpus.train, *rows, args.seeds[0])
     found: dict[tuple[str, str], list[list[float]]] = {}
@@ -163,7 +175,7 @@ def gradient_rows(args: argparse.Namespace, paths: list[str], after: int) -> lis
 
 
 def difference_rows(seed: int, curves: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """How far each bf16 curve of a seed is from float32, in nats and in distances of plain torch."""
+    """How far each bf16 curve of a seed is from float32, in nats and in distances of plain torch's like it."""
     exact = curves["float32"][:COMPARED_STEPS]
     apart = {
         path: statistics.mean(abs(a - b) for a, b in zip(curve[:COMPARED_STEPS], exact, strict=True))
@@ -171,7 +183,7 @@ def difference_rows(seed: int, curves: dict[str, list[float]]) -> list[dict[str,
         if path != "float32"
     }
     return [
-        {"seed": seed, "path": path, "mean": mean, "ratio": mean / apart["plain torch"]} for path, mean in apart.items()
+        {"seed": seed, "path": path, "mean": mean, "ratio": mean / apart[CURVES[path]]} for path, mean in apart.items()
     ]
 
 
@@ -193,6 +205,7 @@ def compare(args: argparse.Namespace) -> None:
     optional = [name for name in ("triton", "quack-kernels", "flash-attn-4") if packages.version(name)]
     results: dict[str, Any] = {
         **conditions("torch", *optional),
+        "commit": provenance()["commit"],
         "gpu": torch.cuda.get_device_name() if device.type == "cuda" else None,
         "rung": args.rung,
         "seeds": args.seeds,
@@ -229,7 +242,7 @@ def compare(args: argparse.Namespace) -> None:
         save(args.out, results)
     rows = [{**row, "seed": str(row["seed"])} for row in results["differences"]]
     show(f"Losses of steps 1 to {min(args.steps, COMPARED_STEPS)} in bf16: distance from float32, in nats", rows, ".4f")
-    show("That distance over plain torch's: median of all seeds", results["ratios"], ".3f")
+    show("That distance over plain torch's with such attention: median of all seeds", results["ratios"], ".3f")
 
 
 def main() -> None:

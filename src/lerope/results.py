@@ -754,3 +754,27 @@ class Benchmark(Result):
     head: list[HeadTime]
     steps: list[StepTime]
     step_ratios: list[StepRatio]
+
+
+class Finding(TypedDict):
+    """What `lerope doctor` found out about one thing."""
+
+    name: str
+    status: str
+    """`ok`, `missing` (what need not be there) or `broken` (there, and it fails or is wrong)."""
+    note: str
+    fix: str
+    """What to do about it, where there is something."""
+    error: float | None
+    """Of the try that is worst by its tolerance, relative; None without one, and where it is no number."""
+    tolerance: float | None
+    """What rounding explains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis(Result):
+    """`lerope doctor`: whether everything that could run on this machine runs, and right."""
+
+    kind: ClassVar[str] = "diagnosis"
+
+    findings: list[Finding]

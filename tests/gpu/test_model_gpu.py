@@ -176,6 +176,11 @@ def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(shape, device="cuda").to(dtype)
 
 
+def share_in_16_bits(x: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> float:
+    """Of numbers that are what they would be in this dtype."""
+    return (x == x.to(dtype)).double().mean().item()
+
+
 def check_as_close_as_torch(function, plain, num_tokens: int, weights: list[torch.Tensor], dtype: torch.dtype) -> None:
     """Values and all gradients against float64, with memory full of NaN for what nobody writes.
 
@@ -198,6 +203,7 @@ def check_as_close_as_torch(function, plain, num_tokens: int, weights: list[torc
         assert not a.isnan().any()
         ours, torchs = ((t.double() - c).norm() / c.norm() for t in (a, b))
         assert ours <= 1.5 * torchs + torch.finfo(dtype).eps / 8, (num_tokens, float(ours), float(torchs))
+        assert own == dtype or share_in_16_bits(a, dtype) < 0.1  # torch's are rounded
 
 
 # The first count comes again, with other numbers: a kernel that was compiled for one count of tokens meets others.
@@ -232,11 +238,6 @@ def test_the_fused_mlp_is_as_close_to_float64_as_torch(dtype, width, mlp_width):
     for num_tokens, own in itertools.product(TOKENS, owns):
         cast = [t.to(each) for t, each in zip(weights, own, strict=True)]
         check_as_close_as_torch(mlp, plain_mlp, num_tokens, cast, dtype)
-
-
-def share_in_16_bits(x: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> float:
-    """Of numbers that are what they would be in this dtype."""
-    return (x == x.to(dtype)).double().mean().item()
 
 
 @pytest.mark.usefixtures("_quack")

@@ -176,6 +176,33 @@ def test_131072_tokens(norm):
         assert fused.error(a, b) < (1e-5 if norm else 2**-7)
 
 
+@pytest.mark.parametrize("norm", [False, True])
+def test_the_second_kernel_waits_for_the_first(norm):
+    """It is launched early. Sums that it reads too soon would be NaN, or those of other gradients."""
+    case = fused.Case((8, 8, 64, 64, 1), norm, torch.bfloat16, (16, 2048))
+    others = [torch.randn_like(weight) for weight in case.weights]
+    outs = fused.turned(case.rotation(length=fused.LENGTH), case.inputs, case.gains)
+
+    def sums(weights):
+        return torch.autograd.grad(outs, case.leaves, weights, retain_graph=True)[2:]
+
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        first = sums(case.weights)
+        with torch.cuda.graph(graph, stream=stream):
+            captured = sums(case.weights)
+        for _ in range(100):
+            sums(others)
+            for got, want in zip(sums(case.weights), first, strict=True):
+                assert torch.equal(got, want)
+            for tensor in captured:
+                tensor.fill_(torch.nan)
+            graph.replay()
+            for got, want in zip(captured, first, strict=True):
+                assert torch.equal(got, want)
+
+
 def test_a_fused_step_never_waits_for_the_device_and_can_be_captured():
     case = fused.Case((8, 4, 64, 64, 1), True, torch.bfloat16, (4, 96))
 

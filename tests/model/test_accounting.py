@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lerope
-from lerope.model import accounting, loss
+from lerope.model import accounting
 from lerope.model.config import LADDER, ModelConfig, rung
 from lerope.model.gpus import GPUS, gpu_named, peak_flops
 from lerope.model.transformer import Transformer
@@ -134,10 +134,6 @@ def test_with_checkpointing_autograd_keeps_the_inputs_of_blocks(compiled):
     # Tables are held by the rotation, not by autograd; compiled, the last norm's output is gone once there is a loss.
     counted -= tokens * (4 * SMALL.head_dim + (2 * SMALL.width if compiled else 0))
     assert counted == pytest.approx(kept_by_autograd(SMALL, 4, 256, "bf16", compiled, recompute=True), rel=0.05)
-
-
-def test_logits_are_counted_in_the_chunks_that_the_loss_makes():
-    assert loss._CHUNK_LOGITS["cuda"] == accounting.HEAD_CHUNK_LOGITS
 
 
 def test_masters_gradients_and_moments_are_sixteen_bytes_per_parameter():

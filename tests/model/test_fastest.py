@@ -184,9 +184,9 @@ def times(*backends):
 def test_backends_take_turns(monkeypatch):
     asked = masks(monkeypatch)
     assert times("flex", "varlen") == {"flex": 1.0 / module._CALLS, "varlen": 1.0 / module._CALLS}
-    warm = ["flex"] * module._WARM_UP_CALLS + ["varlen"] * module._WARM_UP_CALLS
-    turn = [step for backend in ("flex", "varlen") for step in ["asleep", *[backend] * module._CALLS]]
-    assert asked == warm + turn * module._ROUNDS
+    turns = {b: ["asleep", *[b] * module._CALLS] for b in ("flex", "varlen")}
+    first = [step for b, turn in turns.items() for step in [*[b] * module._WARM_UP_CALLS, *turn]]
+    assert asked == first + [*turns["flex"], *turns["varlen"]] * (module._ROUNDS - 1)
 
 
 def test_a_backend_that_cannot_run_does_not_shorten_the_others_measurement(monkeypatch):

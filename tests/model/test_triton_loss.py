@@ -127,6 +127,7 @@ def test_no_rows():
 def test_the_head_with_z_loss_equals_autograd_of_the_definition(monkeypatch, kernel, z_weight, chunk):
     """Both paths of the head, in chunks."""
     monkeypatch.setattr(module, "obstacle", lambda logits: None if kernel == "triton" else "asked for")
+    monkeypatch.setattr(module, "HEAD_CHUNK_LOGITS", chunk)
     monkeypatch.setitem(module._CHUNK_LOGITS, DEVICE, chunk)
     torch.manual_seed(0)
     head = Head(16, 50).to(DEVICE)

@@ -27,6 +27,7 @@ COMMANDS = {
     "export": ("lerope.cli.export", "write a run for transformers and serving engines"),
     "verify": ("lerope.cli.verify", "whether engines compute what an exported model is"),
     "bench": ("lerope.cli.bench", "how fast this machine trains, against its ceilings and peers"),
+    "doctor": ("lerope.cli.doctor", "does everything that could run on this machine run, and right?"),
 }
 
 

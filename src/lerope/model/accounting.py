@@ -23,7 +23,7 @@ USABLE_MEMORY = 0.9
 """Share of a GPU's memory to plan with; the CUDA context, library workspaces and fragmentation take of the rest."""
 
 HEAD_CHUNK_LOGITS = 1 << 29
-"""Logits that exist at one time on a GPU."""
+"""Logits that exist at one time on a GPU; where no kernel is fused fewer, as each then takes several times as much."""
 
 _FLOAT32, _BF16 = 4, 2
 

@@ -75,20 +75,21 @@ def measure(
     def attend(mask: DocumentMask) -> None:
         torch.autograd.grad(mask.attend(q, k, v), (q, k, v), weight)
 
-    calls: dict[Backend, Call] = {}
+    times: dict[Backend, list[float]] = {backend: [] for backend in backends}
     problems: list[Exception] = []
-    for backend in backends:
-        try:
-            call = partial(attend, DocumentMask(document_ids, backend))
-            for _ in range(_WARM_UP_CALLS):
-                call()
-            calls[backend] = call
-        except Exception as problem:  # a kernel that is not to be had here; libraries' errors share no class
-            problems.append(problem)
-    if not calls:
+    for number in range(_ROUNDS):
+        for backend in list(times):
+            try:
+                call = partial(attend, DocumentMask(document_ids, backend))
+                for _ in range(0 if number else _WARM_UP_CALLS):
+                    call()
+                times[backend].append(_milliseconds(call))
+            except Exception as problem:  # a kernel that is not to be had here; libraries' errors share no class
+                problems.append(problem)
+                del times[backend]
+    if not times:
         raise problems[0]
-    rounds = [{backend: _milliseconds(call) for backend, call in calls.items()} for _ in range(_ROUNDS)]
-    return {backend: statistics.median(taken[backend] for taken in rounds) for backend in calls}
+    return {backend: statistics.median(taken) for backend, taken in times.items()}
 
 
 def _milliseconds(call: Call) -> float:
@@ -103,21 +104,22 @@ def _milliseconds(call: Call) -> float:
     return float(start.elapsed_time(end)) / _CALLS
 
 
-def _cache() -> Path:
+def cache_path() -> Path:
+    """The file that remembers."""
     folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(folder) / "lerope" / "attention.json"
 
 
 def _remembered() -> dict[str, object]:
     try:
-        known = json.loads(_cache().read_text())
+        known = json.loads(cache_path().read_text())
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}
 
 
 def _remember(key: str, value: dict[str, object]) -> None:
-    path = _cache()
+    path = cache_path()
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

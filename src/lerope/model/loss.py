@@ -13,11 +13,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from lerope.model import products
+from lerope.model.accounting import HEAD_CHUNK_LOGITS
 from lerope.rotary.kernels import obstacle
 
-# Logits in one chunk. Few enough to pass through the caches of a CPU, or to stay small next to a GPU's memory; enough
-# to keep the matrix products efficient.
-_CHUNK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 29}
+# Logits in one chunk where no kernel is fused. Few enough to pass through the caches of a CPU, or to stay small next to
+# a GPU's memory, of which torch's steps need several times as much; enough to keep the matrix products efficient.
+_CHUNK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 26}
 
 
 class Head(nn.Linear):
@@ -43,7 +44,7 @@ class Head(nn.Linear):
     @torch.no_grad()
     def token_losses(self, x: Tensor, targets: Tensor) -> Tensor:
         """The loss of each token in the shape of targets, float32; 0 where a target is negative. No gradient."""
-        chunks = _chunks(x.flatten(0, -2), self.weight, targets.flatten())
+        chunks = _chunks(x.flatten(0, -2), self.weight, targets.flatten(), self.fused)
         with torch.autocast(x.device.type, enabled=False):
             parts = [_losses_(_logits(h, w, self.fused), target, 0.0, False, self.fused)[0] for h, w, target in chunks]
         return torch.cat(parts).view(targets.shape)
@@ -55,7 +56,7 @@ class _SummedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, z_weight: float, fused: bool) -> Tensor:
         needs_x, needs_weight, *_ = ctx.needs_input_grad
-        chunks = _chunks(x, weight, targets)
+        chunks = _chunks(x, weight, targets, fused)
         grad_x = torch.empty_like(x, dtype=chunks[0][0].dtype) if needs_x else None
         wide = torch.promote_types(weight.dtype, torch.float32)
         grad_weight = torch.zeros_like(weight, dtype=wide) if needs_weight else None
@@ -85,14 +86,17 @@ class _SummedLoss(torch.autograd.Function):
 _summed_loss: Callable[..., Tensor] = _SummedLoss.apply
 
 
-def _chunks(x: Tensor, weight: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _chunks(x: Tensor, weight: Tensor, targets: Tensor, fused: bool) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Parts of x and targets with the weight, in the dtype that a linear layer would compute in here."""
     dtype = products.compute_dtype(x)
-    weight = weight.to(dtype)
-    most = max(1, _CHUNK_LOGITS.get(x.device.type, _CHUNK_LOGITS["cpu"]) // len(weight))
+    x, weight = x.to(dtype), weight.to(dtype)
+    logits = _CHUNK_LOGITS.get(x.device.type, _CHUNK_LOGITS["cpu"])
+    if fused and obstacle(x) is None:
+        logits = HEAD_CHUNK_LOGITS
+    most = max(1, logits // len(weight))
     num_chunks = max(1, math.ceil(len(x) / most))
     size = max(1, math.ceil(len(x) / num_chunks))  # all alike
-    parts = zip(x.to(dtype).split(size), targets.long().split(size), strict=True)
+    parts = zip(x.split(size), targets.long().split(size), strict=True)
     return [(h, weight, target) for h, target in parts]
 
 

@@ -368,7 +368,7 @@ def add_rows(rows: Tensor, num_shared: int = 0) -> Tensor:
         early = _starts_early(rows.device)
         _add_rows[grid](
             rows, sums, parts, num_rows, columns, num_shared, EARLY=early, ROWS=_SUM_ROWS, COLUMNS=_SUM_COLUMNS,
-            num_warps=8, launch_pdl=early,
+            num_warps=8, **({"launch_pdl": True} if early else {}),
         )  # fmt: skip
     return sums
 
@@ -406,15 +406,22 @@ def forward_tile(size: "Size") -> tuple[int, int]:
 
 def backward_tile(size: "Size") -> tuple[int, int]:
     """Tokens a program takes at a time and its warps; measured on an H200."""
-    tokens = max(1, (1024 if size.norm and size.dim > 64 else 2048) // size.elements)
+    tokens = max(1, (1024 if _is_heavy(size) else 2048) // size.elements)
     return tokens, max(2, min(8, tokens * size.elements // 1024))
+
+
+def _is_heavy(size: "Size") -> bool:
+    """Whether a token takes so many registers that many small programs do better."""
+    return size.sets > 1 or (size.norm and 64 < size.dim <= 128)
 
 
 def num_programs(size: "Size") -> int:
     """Programs that share the tokens of a backward pass: not the GPU's choice, so that sums are the same on all."""
-    if not size.norm:
-        return 396
-    return 528 if size.dim <= 64 else 1056
+    if _is_heavy(size):
+        return 1056
+    if size.norm:
+        return 528
+    return 396 if size.q_heads == size.k_heads else 1056  # or one of them would end long before the other
 
 
 class Size:
@@ -434,11 +441,12 @@ class Size:
         self.norm = gain is not None
         padded, rest = triton.next_power_of_2(self.bands), self.dim - 2 * self.bands
         most = max(self.q_heads, self.k_heads)
-        padded_heads = min(triton.next_power_of_2(most), max(1, _MAX_ELEMENTS // (2 * padded)))
+        of_head = triton.next_power_of_2(2 * padded + rest)
+        padded_heads = min(triton.next_power_of_2(most), max(1, _MAX_ELEMENTS // of_head))
         self.head_blocks = triton.cdiv(most, padded_heads)
         self.sum_blocks = 1 if self.sets == 1 else self.head_blocks
         """Blocks of heads that keep sums apart: where heads have frequencies of their own."""
-        self.elements = padded_heads * triton.next_power_of_2(2 * padded + rest)
+        self.elements = padded_heads * of_head
         self.padded = {
             "PADDED_HEADS": padded_heads,
             "PADDED": padded,

@@ -15,6 +15,7 @@ from lerope.model.config import ModelConfig
 from lerope.model.init import init_weights
 from lerope.model.transformer import Transformer
 from lerope.rotary.encodings import Encoding
+from lerope.rotary.kernels import obstacle
 from lerope.train.config import Setup
 
 Result = TypeVar("Result")
@@ -134,8 +135,10 @@ def build(config: ModelConfig, encoding: Encoding, seed: int, setup: Setup, rank
         model = Transformer(config, encoding)
     model.recompute = setup.recompute
     if compiles(setup, ranks):
-        for block in model.blocks:
-            block.compile()
+        # The last norm is one operator where kernels are fused; compiled, it would be given a gradient full of zeros.
+        fused = setup.kernel != "reference" and obstacle(torch.empty(0, device=ranks.device)) is None
+        for module in model.blocks if fused else (*model.blocks, model.norm):
+            module.compile()
     sharded = ranks.num_ranks > 1 and setup.parallel != "ddp"
     if sharded:
         _shard(model, setup.parallel, ranks)
