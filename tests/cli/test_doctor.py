@@ -271,17 +271,18 @@ def test_the_cache_folder_is_left_as_it_was(run, tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device needs Triton's compiler instead")
 def test_without_a_compiler_a_cpu_misses_it_and_says_what_to_install(monkeypatch):
-    from torch._inductor import config
-
-    monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
+    monkeypatch.setenv("CXX", "no-such-compiler")
     verdict = doctor._compile()
     assert (verdict.status, verdict.note) == (doctor.MISSING, "no C++ compiler was found")
     assert "apt install build-essential" in verdict.fix
 
 
 def test_a_compiled_function_that_is_wrong_is_broken(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda function, options: lambda x: 1.01 * function(x))
-    assert doctor._compile().status == doctor.BROKEN
+    answers = [("0.01\n", 0), ("nan\n", 0), ("CompileError: no\n", 1), ("", -11)]
+    for said, code in answers:
+        done = subprocess.CompletedProcess([], code, said, "Segmentation fault")
+        monkeypatch.setattr(subprocess, "run", lambda *args, done=done, **kwargs: done)
+        assert doctor._compile().status == doctor.BROKEN
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ bfloat16 moves a number by at most 2^-8 of itself, and a tensor by some 0.0017 o
 and not rounded.
 """
 
+import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -163,6 +164,28 @@ def head(device: torch.device) -> list[Outcome]:
 
     x, weight = draw(_ROWS * _LENGTH, config.width), draw(config.vocab_size, config.width) / 16
     return _outcomes(lambda dtype: _error(run, formula, x.to(dtype), weight.to(dtype)), _dtypes(device), 2)
+
+
+def compile_here() -> None:
+    """In a process for this alone, on the device that is its first argument: prints how far off a compiled function is.
+
+    What goes wrong is printed too, on one line or several, and is exit code 1.
+    """
+    from torch._inductor import list_options
+
+    def function(x: Tensor) -> Tensor:
+        return x.sin() * 2 + 1
+
+    # One plain kernel shows that the compiler works. Which vector instructions it knows takes torch ten seconds more.
+    plain = {"cpp.vec_isa_ok": False, "cpp_cache_precompile_headers": False}
+    options: dict[str, Any] = {name: value for name, value in plain.items() if name in list_options()}
+    x = torch.linspace(-3, 3, 64, device=sys.argv[1])
+    try:
+        print((torch.compile(function, options=options)(x) - function(x)).abs().max().item())
+    except Exception as problem:
+        cause = getattr(problem, "inner_exception", problem)  # torch.compile wraps what went wrong
+        print(f"{type(cause).__name__}: {str(cause).strip()}")
+        sys.exit(1)
 
 
 class _Draw:

@@ -5,6 +5,7 @@ import math
 import os
 import platform
 import re
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -15,7 +16,6 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
-from unittest.mock import patch
 
 from rich.console import Console
 from rich.markup import escape
@@ -58,8 +58,8 @@ _FIXES = {
     "non-zero exit status": "the compiler failed; often Python's headers are missing: apt install python3-dev",
     "out of memory": "another program holds the GPU's memory; nvidia-smi names it",
 }
-# One plain kernel shows that the compiler works. Which vector instructions it knows takes torch ten seconds more.
-_PLAIN: dict[str, Any] = {"cpp.vec_isa_ok": False, "cpp_cache_precompile_headers": False}
+_COMPILE_S = 120
+"""Long enough for a slow machine."""
 _BACKENDS: "tuple[Backend, ...]" = ("sdpa", "flex", "varlen", "flash4")
 
 
@@ -143,10 +143,14 @@ def _isolated(check: Callable[[], Verdict]) -> Verdict:
 
 
 def _failed(error: Exception) -> Verdict:
-    cause = getattr(error, "inner_exception", error)  # torch.compile wraps what went wrong
-    first = next((line.strip() for line in str(cause).splitlines() if line.strip()), "")
-    fix = next((fix for sign, fix in _FIXES.items() if re.search(sign, str(cause))), "")
-    return Verdict(BROKEN, f"{type(cause).__name__}: {first}" if first else type(cause).__name__, fix)
+    message = str(error).strip()
+    return _broken(f"{type(error).__name__}: {message}" if message else type(error).__name__)
+
+
+def _broken(message: str) -> Verdict:
+    """With the first line of an error's message, and what helps if that is known."""
+    fix = next((fix for sign, fix in _FIXES.items() if re.search(sign, message)), "")
+    return Verdict(BROKEN, message.splitlines()[0], fix)
 
 
 def _torch() -> Verdict:
@@ -275,28 +279,21 @@ def _of_fast(package: str, reason: str) -> Verdict:
 
 
 def _compile() -> Verdict:
-    import torch
-    from torch._inductor import list_options
-
-    def function(x: "torch.Tensor") -> "torch.Tensor":
-        return x.sin() * 2 + 1
-
     device = _device()
-    x = torch.linspace(-3, 3, 64, device=device)
-    options = {name: value for name, value in _PLAIN.items() if name in list_options()}
-    torch.compiler.reset()
-    # In a folder of its own, or a function compiled long ago would hide that the compiler is gone.
-    own = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-    with own as folder, patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder):
-        try:
-            error = (torch.compile(function, options=options)(x) - function(x)).abs().max().item()
-        except Exception as problem:
-            verdict = _failed(problem)
-            # On a CPU nothing is compiled unless asked for.
-            unneeded = device.type == "cpu" and verdict.fix == _COMPILER
-            return verdict._replace(status=MISSING, note="no C++ compiler was found") if unneeded else verdict
-    if not error < 1e-5:
-        return Verdict(BROKEN, f"a compiled function is off by {error:.0e}")
+    # In a process of its own, as the compiler keeps what it finds out; and in a folder of its own, or a function
+    # compiled long ago would hide that the compiler is gone.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        command = [sys.executable, "-c", "from lerope.bench import trials; trials.compile_here()", str(device)]
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=_COMPILE_S)
+    said = done.stdout.strip()
+    if done.returncode:
+        verdict = _broken(said or done.stderr.strip().splitlines()[-1])
+        # On a CPU nothing is compiled unless asked for.
+        unneeded = device.type == "cpu" and verdict.fix == _COMPILER
+        return verdict._replace(status=MISSING, note="no C++ compiler was found") if unneeded else verdict
+    if not float(said) < 1e-5:
+        return Verdict(BROKEN, f"a compiled function is off by {float(said):.0e}")
     return Verdict(OK, "a small function compiles and is right")
 
 
