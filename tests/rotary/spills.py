@@ -1,0 +1,102 @@
+"""Compiles the backward kernel of every layout for Hopper, which takes no GPU, and prints what ptxas says of each.
+
+Run in a process of its own without Triton's interpreter, in which kernels are not compiled.
+"""
+
+import argparse
+import itertools
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+import triton.backends.nvidia
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler import compile as compile_kernel
+
+from lerope.bench.rotary import VARIANTS
+from lerope.rotary import triton_rotary
+
+PTXAS = Path(triton.backends.nvidia.__file__).parent / "bin" / "ptxas"
+HOPPER = GPUTarget("cuda", 90, 32)
+ALIKE = ("views of qkv", "packed positions", "float16")
+"""What is compiled like other layouts."""
+POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32"}
+
+
+class Launches:
+    """Stands for a kernel and notes its arguments instead of being launched."""
+
+    def __init__(self):
+        self.found = []
+
+    def __getitem__(self, grid):
+        return lambda *args, **settings: self.found.append((args, settings))
+
+
+def launch(variant, norm):
+    """The arguments with which the backward kernel would be launched."""
+    lead, dim = (2, 256), variant.head_dim
+    dtype = variant.dtype or torch.bfloat16
+    bands = (variant.rotary_dim or dim) // 2
+    q, k = (torch.empty(*lead, heads, dim, dtype=dtype) for heads in (variant.q_heads, variant.k_heads))
+    table = torch.empty(lead[1], variant.k_heads if variant.per_head else 1, bands)
+    index = torch.zeros(lead, dtype=torch.int32) if variant.packed else None
+    gain = torch.empty(dim) if norm else None
+    launches, half = Launches(), variant.layout == "half"
+    kernels = triton_rotary._backward, triton_rotary._add_rows
+    triton_rotary._backward = triton_rotary._add_rows = launches
+    try:
+        triton_rotary.turn_back(
+            q, k, q, k, torch.empty_like(q), torch.empty_like(k), table, table, index, torch.empty(lead[1]), half,
+            gain, gain, 1e-5, True,
+        )  # fmt: skip
+    finally:
+        triton_rotary._backward, triton_rotary._add_rows = kernels
+    return launches.found[0]
+
+
+def compiled(kernel, args, settings):
+    """PTX, for arguments that are specialised as at a launch."""
+    values = {**dict(zip(kernel.arg_names, args, strict=False)), **settings}
+    signature, constants, attributes = {}, {}, {}
+    for number, (name, parameter) in enumerate(zip(kernel.arg_names, kernel.params, strict=True)):
+        value = values[name]
+        is_pointer = isinstance(value, torch.Tensor)
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+            signature[name] = "constexpr"
+            constants[number,] = value
+            continue
+        signature[name] = POINTERS[value.dtype] if is_pointer else "i32" if isinstance(value, int) else "fp32"
+        if is_pointer or value % 16 == 0:
+            attributes[number,] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    return compile_kernel(source, target=HOPPER, options={"num_warps": settings["num_warps"]}).asm["ptx"]
+
+
+def usage(ptx):
+    """Registers of a thread, and bytes that do not fit into them."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        command = [PTXAS, "-v", "-arch=sm_90a", file.name, "-o", "/dev/null"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    registers, stores = (re.search(what, said) for what in (r"Used (\d+) registers", r"(\d+) bytes spill stores"))
+    return int(registers[1]), int(stores[1])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only")
+    parser.add_argument("--tokens", type=int, help="in a tile, instead of what the kernel takes")
+    asked = parser.parse_args()
+    if asked.tokens:
+        triton_rotary.backward_tile = lambda size: (asked.tokens, 2)
+    for variant, norm in itertools.product(VARIANTS, (False, True)):
+        name = variant.name + (", QK-norm" if norm else "")
+        if name == asked.only if asked.only else variant.name not in ALIKE:
+            found = usage(compiled(triton_rotary._backward, *launch(variant, norm)))
+            print(json.dumps([name, *found]))
