@@ -20,7 +20,7 @@ demo: $(READY)  ## train RoPE and LeRoPE on this machine's Python sources, and c
 	@$(BIN)/lerope demo
 
 test: lint      ## lint, types and all tests that need no GPU
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 test-slow: $(READY)  ## every study of the paper in small, with its measurements (minutes)
 	@$(BIN)/python -m pytest -m slow
