@@ -280,9 +280,11 @@ def test_without_a_compiler_a_cpu_misses_it_and_says_what_to_install(monkeypatch
 def test_a_compiled_function_that_is_wrong_is_broken(monkeypatch):
     answers = [("0.01\n", 0), ("nan\n", 0), ("CompileError: no\n", 1), ("", -11)]
     for said, code in answers:
-        done = subprocess.CompletedProcess([], code, said, "Segmentation fault")
+        done = subprocess.CompletedProcess([], code, said, "")
         monkeypatch.setattr(subprocess, "run", lambda *args, done=done, **kwargs: done)
-        assert doctor._compile().status == doctor.BROKEN
+        verdict = doctor._compile()
+        assert verdict.status == doctor.BROKEN
+    assert verdict.note == "the process that compiled ended with -11"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """The fused kernels against float64: all layouts, all gradients. Without a GPU they run in Triton's interpreter."""
 
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -204,6 +206,21 @@ def test_any_shape(heads, group, bands, rest, own, norm, learns, lead, layout, t
         # Few numbers, which may nearly cancel: rounding is that of the terms, which for frequencies have positions.
         terms = LENGTH * math.sqrt(math.prod(lead)) if a.shape == case.theta.shape else 1.0
         assert (a - b).abs().max() < 2e-6 * (b.abs().max() + terms)
+
+
+def test_a_triton_without_cuda_does_without_an_early_start():
+    """As on GPUs of another maker."""
+    program = """if True:
+        import sys, torch, triton, lerope
+        sys.modules["triton.language.extra.cuda"] = None
+        encoding = lerope.LeRoPE(8)
+        encoding.kernel = "triton"
+        q = torch.randn(1, 4, 2, 8)
+        (encoding(q, q, 0)[0] * q.roll(1, -1)).sum().backward()
+        print(encoding.alpha.grad.abs().sum().item() > 0)
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "True", done.stderr
 
 
 @pytest.mark.parametrize("norm", [False, True])

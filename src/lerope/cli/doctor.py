@@ -288,7 +288,8 @@ def _compile() -> Verdict:
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=_COMPILE_S)
     said = done.stdout.strip()
     if done.returncode:
-        verdict = _broken(said or done.stderr.strip().splitlines()[-1])
+        last = done.stderr.strip().splitlines()[-1:]
+        verdict = _broken(said or "".join(last) or f"the process that compiled ended with {done.returncode}")
         # On a CPU nothing is compiled unless asked for.
         unneeded = device.type == "cpu" and verdict.fix == _COMPILER
         return verdict._replace(status=MISSING, note="no C++ compiler was found") if unneeded else verdict

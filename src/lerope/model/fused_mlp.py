@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lerope.model.products import copy_like, multiply, narrowed, of_its_own, only, rows, settings, weight_gradient
+from lerope.model.products import fake_copy, multiply, narrowed, only, returned_copy, rows, settings, weight_gradient
 
 
 def mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def fused_mlp(x: Tensor, up: Tensor, down: Tensor, keeps: bool) -> tuple[Tensor,
     else:
         cute_products.gelu(x, copies[0].t(), out={"activated": activated}, store_d=False, **how)
     out = multiply(activated, copies[1].t())
-    return out, activated, slopes, of_its_own(copies[0], up), of_its_own(copies[1], down)
+    return out, activated, slopes, returned_copy(copies[0], up), returned_copy(copies[1], down)
 
 
 @torch.library.custom_op("lerope::fused_mlp_backward", mutates_args=())
@@ -73,7 +73,7 @@ def fused_mlp_backward(
 def _(x: Tensor, up: Tensor, down: Tensor, keeps: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     activated = x.new_empty(len(x), len(up))
     slopes = torch.empty_like(activated) if keeps else x.new_empty(0)
-    return x.new_empty(len(x), len(down)), activated, slopes, copy_like(up, x), copy_like(down, x)
+    return x.new_empty(len(x), len(down)), activated, slopes, fake_copy(up, x), fake_copy(down, x)
 
 
 @fused_mlp_backward.register_fake

@@ -125,7 +125,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 def linear_forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """What `linear` gives, and for the backward pass the weight in the dtype of x; empty if that is its own."""
     copy = narrowed(weight, x)
-    return multiply(x, copy.t()), of_its_own(copy, weight)
+    return multiply(x, copy.t()), returned_copy(copy, weight)
 
 
 @torch.library.custom_op("lerope::linear_backward", mutates_args=())
@@ -142,8 +142,8 @@ def narrowed(weight: Tensor, x: Tensor) -> Tensor:
     return weight.detach().to(x.dtype)
 
 
-def of_its_own(copy: Tensor, weight: Tensor) -> Tensor:
-    """A copy as an operator may return it: nothing, if it is the weight itself."""
+def returned_copy(copy: Tensor, weight: Tensor) -> Tensor:
+    """What an operator, which may not return its input, gives of a copy: nothing if that is the weight itself."""
     return copy.new_empty(0) if copy.dtype == weight.dtype else copy
 
 
@@ -159,11 +159,11 @@ def weight_gradient(grad: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
 
 @linear_forward.register_fake
 def _(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty(len(x), len(weight)), copy_like(weight, x)
+    return x.new_empty(len(x), len(weight)), fake_copy(weight, x)
 
 
-def copy_like(weight: Tensor, x: Tensor) -> Tensor:
-    """A stand-in for what `of_its_own` gives."""
+def fake_copy(weight: Tensor, x: Tensor) -> Tensor:
+    """For fakes: what `returned_copy` gives."""
     return x.new_empty(0) if weight.dtype == x.dtype else torch.empty_like(weight, dtype=x.dtype)
 
 

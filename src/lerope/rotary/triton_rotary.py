@@ -13,7 +13,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_wait
+
+try:
+    from triton.language.extra.cuda import gdc_wait
+except ImportError:  # a Triton for GPUs of another maker, on which nothing starts early
+    gdc_wait = None
 
 # Iterations of it that are in flight at once.
 _STAGES = 3
