@@ -3,7 +3,7 @@
 First gradients. At first weights and at those after a few steps in float32, on batches that were not trained on, the
 gradient of each kind of parameter in bf16 is compared with plain torch in float32: its relative error, its bias (how
 much too long it is along the float32 gradient), and the share of wrong signs among the numbers that are not 0 in
-float32.
+float32; and that error over plain torch's with the same attention, or with torch's, on the same batch.
 
 Then losses. For every seed the first steps of a run, in float32 and in bf16: how far bf16 leaves float32, and how many
 times as far as plain torch in bf16 with the same attention does, or with torch's. Single seeds differ much; the median
@@ -15,10 +15,12 @@ Paths whose attention cannot run on this device are left out. On a CPU nothing i
 """
 
 import argparse
+import io
 import re
 import statistics
 import sys
 import tempfile
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -48,7 +50,7 @@ BATCH_TOKENS = 8192
 RUN_STEPS = 200
 # Steps in float32 before gradients are compared, and on how many batches.
 AFTER = (0, 3, 20)
-NUM_BATCHES = 3
+NUM_BATCHES = 16
 # Later losses differ by chaos more than by rounding.
 COMPARED_STEPS = 25
 
@@ -69,7 +71,7 @@ PATHS: dict[str, tuple[tuple[type[nn.Module], ...], Backend]] = {
     "all varlen": (ALL, "varlen"),
     "all flash4": (ALL, "flash4"),
 }
-# Curves in bf16, and what each is compared with.
+# Curves in bf16, and what each is compared with; other paths are compared with plain torch.
 CURVES = {
     "plain torch": "plain torch",
     "plain torch varlen": "plain torch",
@@ -77,7 +79,7 @@ CURVES = {
     "all varlen": "plain torch varlen",
     "all flash4": "plain torch varlen",
 }
-MEASURES = ("relative_error", "bias", "wrong_signs")
+MEASURES = ("relative_error", "bias", "wrong_signs", "over_plain")
 
 
 def made(args: argparse.Namespace, seed: int, precision: Precision) -> Recipe:
@@ -114,10 +116,12 @@ def first_steps(
         trainers.append(trainer)
         return report(trainer, started) or (started is not None and started.step == steps)
 
-    with tempfile.TemporaryDirectory() as scratch, patch.object(Trainer, "_report", report_and_stop):
+    print(f"seed {seed}, {path} in {precision}: {steps} steps", flush=True)
+    quiet = redirect_stdout(io.StringIO())
+    with tempfile.TemporaryDirectory() as scratch, patch.object(Trainer, "_report", report_and_stop), quiet:
         outcome = train(made(args, seed, precision), args.data, Path(scratch) / "run", how)
         losses = [record["loss"] for record in read_records(outcome.path / METRICS) if "loss" in record]
-    if outcome.step < steps:
+    if trainers[0].signals.received is not None:
         sys.exit(f"stopped; {args.out} has what was measured before this run.")
     return trainers[0], losses
 
@@ -137,7 +141,7 @@ def gradients(model: Transformer, inputs: dict[str, Tensor], path: str, narrow: 
 
 
 def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, list[float]]:
-    """What MEASURES names, for each kind of parameter: the same one of all layers."""
+    """The first three of MEASURES, for each kind of parameter: the same one of all layers."""
     sums: dict[str, Tensor] = {}
     for name, grad in found.items():
         a, b = grad.double(), exact[name].double()
@@ -156,8 +160,7 @@ def gradient_rows(args: argparse.Namespace, paths: list[str], after: int) -> lis
     model, device = trainer.model, trainer.ranks.device
     if after == 0:
         init_weights(model, args.seeds[0])
-    rows = trainer.recipe.row_length, trainer.recipe.batch_rows
-    loader = Loader(trainer.corpus.train, *rows, args.seeds[0])
+    loader = Loader(trainer.corpus.train, trainer.recipe.row_length, trainer.recipe.batch_rows, args.seeds[0])
     found: dict[tuple[str, str], list[list[float]]] = {}
     for number in range(NUM_BATCHES):
         batch, _ = loader.load(RUN_STEPS + number)
@@ -167,11 +170,18 @@ def gradient_rows(args: argparse.Namespace, paths: list[str], after: int) -> lis
         for path in paths:
             for kind, measured in errors(gradients(model, inputs, path, narrow=True), exact).items():
                 found.setdefault((path, kind), []).append(measured)
-    return [
-        {"after": after, "path": path, "parameter": kind}
-        | dict(zip(MEASURES, map(statistics.median, zip(*measured, strict=True)), strict=True))
-        for (path, kind), measured in found.items()
-    ]
+    rows = []
+    for (path, kind), ours in found.items():
+        theirs = found[CURVES.get(path, "plain torch"), kind]
+        ratios = [a[0] / b[0] for a, b in zip(ours, theirs, strict=True)]
+        medians = [*map(statistics.median, zip(*ours, strict=True)), statistics.median(ratios)]
+        quartiles = statistics.quantiles(ratios, n=4, method="inclusive")[::2]
+        rows.append(
+            {"after": after, "path": path, "parameter": kind}
+            | dict(zip(MEASURES, medians, strict=True))
+            | {"over_plain_quartiles": quartiles}
+        )
+    return rows
 
 
 def difference_rows(seed: int, curves: dict[str, list[float]]) -> list[dict[str, Any]]:

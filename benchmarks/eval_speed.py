@@ -33,6 +33,7 @@ from lerope.data.shards import Corpus
 from lerope.evaluate.documents import Source, Texts
 from lerope.evaluate.losses import window_losses
 from lerope.evaluate.scorer import Scorer
+from lerope.evaluate.work import useful_batch_tokens
 from lerope.model.accounting import Precision
 from lerope.model.attention import Backend, DocumentMask, obstacle
 from lerope.model.config import ModelConfig, rung
@@ -239,7 +240,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="a prepared corpus")
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--tokens", type=int, default=1 << 20 if on_gpu else 65_536)
-    parser.add_argument("--batch-tokens", type=int, default=32_768 if on_gpu else 8_192)
+    parser.add_argument("--batch-tokens", type=int, default=useful_batch_tokens(device))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--precision", nargs="+", choices=both, default=both if on_gpu else ["float32"])
     parser.add_argument("--out", type=Path, default=RESULTS / f"eval_speed_{device.type}.json")

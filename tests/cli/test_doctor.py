@@ -240,6 +240,17 @@ def test_a_package_that_is_too_old_is_missing(run, monkeypatch):
     assert "lerope needs 99.1 or later" in found["zstandard"]["note"]
 
 
+def test_sources_that_are_not_installed_ask_for_no_version(run, monkeypatch):
+    """As in a training image with the sources on PYTHONPATH."""
+
+    def requires(package):
+        raise doctor.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(doctor.metadata, "requires", requires)
+    code, found = run()
+    assert (code, found["pyarrow"]["status"]) == (0, "ok")
+
+
 def test_a_package_that_fails_is_broken(run, monkeypatch):
     real = packages.import_module
 
@@ -308,7 +319,7 @@ def test_known_errors_come_with_what_helps(error, fix):
 
 def test_a_gpu_with_everything(run, monkeypatch, gpu):
     monkeypatch.setattr(products, "obstacle", lambda *tensors: None)
-    monkeypatch.setattr(packed_attention, "obstacle", lambda device: None)
+    monkeypatch.setattr(packed_attention, "obstacle", lambda version, device: None)
     code, found = run()
     assert code == 0
     kernels = [name for name in found if name.startswith(("rotary", "attention", "norm", "products", "MLP", "head"))]
@@ -336,7 +347,8 @@ def test_a_gpu_without_the_fast_packages(run, monkeypatch, gpu):
 def test_fast_packages_that_fail_are_broken(run, monkeypatch, gpu, cuda, fix):
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(products, "obstacle", lambda *tensors: "quack-kernels 0.6.5 does not work here (E: x)")
-    monkeypatch.setattr(packed_attention, "obstacle", lambda device: "flash-attn-4 4.0 does not work here (E: x)")
+    problem = "flash-attn-4 4.0 does not work here (E: x)"
+    monkeypatch.setattr(packed_attention, "obstacle", lambda version, device: problem if version == 4 else None)
     monkeypatch.setattr(packages.metadata, "version", lambda package: "99.0")
     code, found = run()
     assert code == 1

@@ -5,6 +5,7 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas
@@ -94,6 +95,14 @@ def test_equals_the_trainer_s_own_validation(fresh):
     got = evaluate(fresh, Request(max_tokens=tokens, device="cpu"))
     assert got.num_tokens == last["validation_tokens"]
     assert got.loss == pytest.approx(last["validation_loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize(("gigabytes", "tokens"), [(16, 32_768), (25, 32_768), (80, 98_304), (141, 131_072)])
+def test_larger_gpus_take_larger_batches(monkeypatch, gigabytes, tokens):
+    memory = SimpleNamespace(total_memory=gigabytes * 10**9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
+    assert work.useful_batch_tokens(torch.device("cuda")) == tokens
+    assert work.useful_batch_tokens(torch.device("cpu")) == 8192
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 70, 500, 100_000])

@@ -97,6 +97,17 @@ def test_backends_equal_the_dense_mask(backend, kind, dtype, known):
         assert ours < 2 * theirs + torch.finfo(dtype).eps / 2, (float(ours), float(theirs))
 
 
+@torch.no_grad()
+def test_attention_without_gradients_plans_for_no_shape():
+    """cuDNN would for each, and rows of evaluation have many."""
+    q = torch.randn(2, 96, 4, 64, device="cuda", dtype=torch.bfloat16)
+    with torch.profiler.profile() as profile:
+        DocumentMask(None).attend(q, q, q)
+    operators = {event.name for event in profile.events()}
+    assert "aten::_scaled_dot_product_flash_attention" in operators
+    assert "aten::_scaled_dot_product_cudnn_attention" not in operators
+
+
 @pytest.mark.parametrize("kind", ["real", "tiny", "whole rows"])
 @pytest.mark.parametrize("length", [1024, 1000, 100])
 def test_the_block_mask_shows_what_create_block_mask_shows(kind, length):

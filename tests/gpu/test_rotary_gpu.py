@@ -181,7 +181,6 @@ def test_the_second_kernel_waits_for_the_first(norm):
     """It is launched early. Sums that it reads too soon would be NaN, or those of other gradients."""
     case = fused.Case((8, 8, 64, 64, 1), norm, torch.bfloat16, (16, 2048))
     others = [torch.randn_like(weight) for weight in case.weights]
-    outs = fused.turned(case.rotation(length=fused.LENGTH), case.inputs, case.gains)
 
     def sums(weights):
         return torch.autograd.grad(outs, case.leaves, weights, retain_graph=True)[2:]
@@ -189,6 +188,8 @@ def test_the_second_kernel_waits_for_the_first(norm):
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
+        # Here, as gradients run in the stream of what they are of.
+        outs = fused.turned(case.rotation(length=fused.LENGTH), case.inputs, case.gains)
         first = sums(case.weights)
         with torch.cuda.graph(graph, stream=stream):
             captured = sums(case.weights)

@@ -123,11 +123,11 @@ def refused():
 def test_flash_attention_4_that_is_not_installed(installed, monkeypatch):
     """The package `flash_attn` alone says nothing: that of FlashAttention 2 has the same name."""
     monkeypatch.setattr(packages, "version", lambda package: None if package == "flash-attn-4" else "2.8")
-    assert obstacle(CUDA) == "flash-attn-4 is not installed"
+    assert obstacle(4, CUDA) == "flash-attn-4 is not installed"
     sentence = whole("flash-attn-4 is not installed")
     assert attention.obstacle("flash4", CUDA, torch.bfloat16) == refused() == sentence
-    assert attention.obstacle("varlen", CUDA, torch.bfloat16) is None
     assert not installed
+    assert attention.obstacle("varlen", CUDA, torch.bfloat16) is None
 
 
 @pytest.mark.parametrize(("capability", "runs"), [((8, 0), False), ((8, 9), False), ((9, 0), True), ((10, 3), True)])
@@ -135,12 +135,21 @@ def test_flash_attention_4_needs_hopper_or_later(installed, monkeypatch, capabil
     second = torch.device("cuda", 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: installed.append(device) or capability)
     reason = None if runs else f"it needs compute capability 9.0 and this GPU has {capability[0]}.{capability[1]}"
-    assert obstacle(second) == reason
+    assert obstacle(4, second) == reason
     # An import takes seconds, and may fail where nothing could run anyway: last.
     assert installed == ["flash-attn-4", second, *(["flash_attn.cute.interface"] if runs else [])]
     assert attention.obstacle("flash4", CUDA, torch.float16) == (None if runs else whole(reason))
     if not runs:
         assert refused() == whole(reason)
+
+
+@pytest.mark.parametrize(("capability", "runs"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+def test_flash_attention_2_needs_ampere_or_later(monkeypatch, capability, runs):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    reason = None if runs else "it needs compute capability 8.0 and this GPU has 7.5"
+    assert obstacle(2, CUDA) == reason
+    sentence = None if runs else f"attention 'varlen' cannot run: {reason}; take auto."
+    assert attention.obstacle("varlen", CUDA, torch.bfloat16) == sentence
 
 
 @pytest.mark.parametrize("error", [ImportError("no cutlass"), OSError("no libcuda"), RuntimeError("CUDA 11")])
@@ -153,7 +162,7 @@ def test_flash_attention_4_that_cannot_be_imported_is_a_sentence(installed, monk
 
     monkeypatch.setattr(packages, "import_module", tear)
     reason = f"flash-attn-4 4.0.1 does not work here ({type(error).__name__}: {error})"
-    assert obstacle(CUDA) == reason
+    assert obstacle(4, CUDA) == reason
     assert attention.obstacle("flash4", CUDA, torch.bfloat16) == refused() == whole(reason)
     assert tried == ["flash_attn.cute.interface"]
 

@@ -251,17 +251,16 @@ def _products() -> Verdict:
 
 
 def _attention(backend: "Backend") -> Verdict:
-    import torch
-
     from lerope.model import packed_attention
+    from lerope.model.attention import PACKED
 
     device = _device()
     if backend != "sdpa" and device.type == "cpu":
         return Verdict(MISSING, _NO_GPU)
-    if backend == "varlen" and torch.cuda.get_device_capability(device)[0] < 8:
-        return Verdict(MISSING, "needs compute capability 8.0")
-    reason = packed_attention.obstacle(device) if backend == "flash4" else None
-    return _tried("attention", backend) if reason is None else _of_fast("flash-attn-4", reason)
+    reason = packed_attention.obstacle(PACKED[backend], device) if backend in PACKED else None
+    if reason is None:
+        return _tried("attention", backend)
+    return _of_fast("flash-attn-4", reason) if backend == "flash4" else Verdict(MISSING, reason)
 
 
 def _of_fast(package: str, reason: str) -> Verdict:
@@ -342,8 +341,11 @@ def _package(name: str) -> Verdict:
 
 
 def _least_version(package: str) -> str | None:
-    """What lerope's own metadata asks for."""
-    needs = "\n".join(metadata.requires("lerope") or ())
+    """What lerope's own metadata asks for; a folder of sources that is not installed has none."""
+    try:
+        needs = "\n".join(metadata.requires("lerope") or ())
+    except metadata.PackageNotFoundError:
+        return None
     found = re.search(rf"^{package}>=([\d.]+)", needs, flags=re.MULTILINE)
     return found and found[1]
 

@@ -30,8 +30,9 @@ from lerope.train.parallel import Ranks
 Floats = npt.NDArray[np.float32]
 Kind = TypeVar("Kind", bound=RunResult)
 
-# Tokens that go through the model at once. A CPU gains nothing from more; a GPU of 24 GB can hold this many.
-_BATCH_TOKENS = {"cpu": 8192, "cuda": 32768}
+_BATCH_TOKENS = 8192
+# For each so many bytes of a GPU, up to four times.
+_GPU_BATCH_TOKENS, _GPU_BYTES = 32_768, 24e9
 
 
 def in_batches(
@@ -57,7 +58,7 @@ def in_batches(
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     ends = np.cumsum([num_values[index] for index in order])
     finished = ranks.first(lambda: _trim(partial, ends))
-    limit = batch_tokens or _BATCH_TOKENS[ranks.device.type]
+    limit = batch_tokens or useful_batch_tokens(ranks.device)
     batches = list(_batches(order[finished:], lengths, limit))
     tokens = [sum(lengths[index] for index in batch) for batch in batches]
     waiting: Callable[[], Floats] | None = None
@@ -81,6 +82,14 @@ def in_batches(
     for index, some in zip(order, values, strict=True):
         found[index] = some
     return found
+
+
+def useful_batch_tokens(device: torch.device) -> int:
+    """Tokens that go through the model at once: as many as gain speed, where memory has room for them."""
+    if device.type == "cpu":
+        return _BATCH_TOKENS
+    bytes_there = torch.cuda.get_device_properties(device).total_memory
+    return _GPU_BATCH_TOKENS * int(min(4, max(1, bytes_there / _GPU_BYTES)))
 
 
 def partial_file(file: Path, run: Run, work: Any) -> Path:

@@ -17,6 +17,7 @@ from lerope.rotary.frequencies import check_choice
 
 Backend = Literal["sdpa", "flex", "varlen", "flash4"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
+PACKED: dict[Backend, packed_attention.Version] = {"varlen": 2, "flash4": 4}
 
 _FASTEST_FIRST = [
     SDPBackend.CUDNN_ATTENTION,
@@ -24,6 +25,7 @@ _FASTEST_FIRST = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
+_READY_FIRST = [SDPBackend.FLASH_ATTENTION, *_FASTEST_FIRST]
 # Tokens a side of the blocks that FlexAttention skips or computes.
 _BLOCK = 128
 
@@ -37,7 +39,7 @@ class DocumentMask:
         backend: how to attend.
             `sdpa` works everywhere and writes out a dense mask.
             `flex` needs CUDA and skips blocks of the mask that are empty: good for short documents.
-            `varlen` needs CUDA and 16 bits: FlashAttention 2 over documents end to end.
+            `varlen` needs Ampere or later and 16 bits: FlashAttention 2 over documents end to end.
             `flash4` needs Hopper or later, 16 bits and flash-attn-4: FlashAttention 4 over documents end to end.
             None takes flex on CUDA and sdpa elsewhere; `lerope.model.fastest` measures.
         num_documents: an upper bound of how many documents there are, each counted anew in every row. `varlen` and
@@ -75,8 +77,7 @@ class DocumentMask:
             reason = obstacle(self.backend, document_ids.device, torch.bfloat16)
             if reason is not None:
                 raise ValueError(reason)
-            version: packed_attention.Version = 4 if self.backend == "flash4" else 2
-            self.packed = packed_attention.Packed(document_ids, version, num_documents)
+            self.packed = packed_attention.Packed(document_ids, PACKED[self.backend], num_documents)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """softmax(q k / sqrt(head_dim)) v over the tokens each query may see."""
@@ -89,8 +90,9 @@ class DocumentMask:
             options = {"BLOCK_M": 128, "BLOCK_N": 64} if small else None
             out: Tensor = _flex()(q, k, v, block_mask=self.block, kernel_options=options)
         elif self.dense is None and q.is_cuda:
-            # By itself torch would take FlashAttention before cuDNN, which is faster on Hopper.
-            with sdpa_kernel(_FASTEST_FIRST, set_priority=True):
+            # cuDNN is the fastest on Hopper, and plans for a tenth of a second for each new shape: rows of training
+            # have one shape, those of evaluation many.
+            with sdpa_kernel(_FASTEST_FIRST if torch.is_grad_enabled() else _READY_FIRST, set_priority=True):
                 out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
             out = functional.scaled_dot_product_attention(q, k, v, self.dense, is_causal=self.dense is None)
@@ -103,11 +105,13 @@ def obstacle(backend: Backend, device: torch.device, dtype: torch.dtype) -> str 
         return None
     if device.type != "cuda":
         return f"attention must be auto or sdpa on a {device.type.upper()}; got {backend!r}, which needs a CUDA device."
-    if backend in ("varlen", "flash4") and dtype not in (torch.bfloat16, torch.float16):
+    if backend in PACKED and dtype not in (torch.bfloat16, torch.float16):
         return f"attention must be auto, sdpa or flex in float32; got {backend!r}, which needs 16 bits: train in bf16."
-    reason = packed_attention.obstacle(device) if backend == "flash4" else None
-    if reason is not None:
-        return f"attention 'flash4' cannot run: {reason}; install 'lerope[fast]' on Hopper or later, or take auto."
+    if backend in PACKED:
+        reason = packed_attention.obstacle(PACKED[backend], device)
+        if reason is not None:
+            fix = "install 'lerope[fast]' on Hopper or later, or take auto" if backend == "flash4" else "take auto"
+            return f"attention {backend!r} cannot run: {reason}; {fix}."
     return None
 
 

@@ -25,7 +25,7 @@ def broken(package: str, module: str) -> str | None:
     return None
 
 
-def too_old(device: torch.device) -> str | None:
-    """Why a GPU cannot run kernels made for Hopper; None if it can."""
+def too_old(device: torch.device, least: int = 9) -> str | None:
+    """Why a GPU cannot run kernels made for this compute capability or later, 9 is Hopper's; None if it can."""
     major, minor = torch.cuda.get_device_capability(device)
-    return None if major >= 9 else f"it needs compute capability 9.0 and this GPU has {major}.{minor}"
+    return None if major >= least else f"it needs compute capability {least}.0 and this GPU has {major}.{minor}"

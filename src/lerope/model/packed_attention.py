@@ -65,8 +65,10 @@ def num_slots(num_documents: int) -> int:
     return -(-num_documents // _SLOTS) * _SLOTS
 
 
-def obstacle(device: torch.device) -> str | None:
-    """What keeps FlashAttention 4 from running; None if nothing does."""
+def obstacle(version: Version, device: torch.device) -> str | None:
+    """What keeps these kernels from running; None if nothing does."""
+    if version == 2:
+        return packages.too_old(device, 8)
     if packages.version("flash-attn-4") is None:
         return "flash-attn-4 is not installed"
     return packages.too_old(device) or packages.broken("flash-attn-4", "flash_attn.cute.interface")
