@@ -136,14 +136,19 @@ def test_the_fused_kernel_equals_the_formula(name, norm, dtype, layout):
     case = fused.Case(SHAPES[name], norm, dtype, (3, 211), seed=seed)
     for length in (None, fused.LENGTH):
         got, want = case.results(case.rotation(layout, length=length)), case.expected(layout)
-        for a, b in zip(got, want, strict=True):
-            if a.dtype == torch.float32 and (norm or dtype == torch.float32):
-                assert fused.error(a, b) < 3e-6, seed
-            elif a.dtype == dtype:
+        narrow = dtype != torch.float32
+        for a, b in zip(got[:4], want[:4], strict=True):
+            if narrow:
                 rounding = torch.finfo(dtype).eps / 2
                 torch.testing.assert_close(a.double(), b.double(), rtol=1.01 * rounding, atol=5e-5)
             else:
-                assert fused.error(a, b) < torch.finfo(dtype).eps, seed
+                assert fused.error(a, b) < 3e-6, seed
+        theta, *gains = got[4:]
+        assert fused.error(theta, want[4]) < (torch.finfo(dtype).eps if narrow else 3e-6), seed
+        # What is turned again in the backward pass may be rounded otherwise, seldom.
+        assert fused.error(theta, case.torque(got[:2], layout)) < (0.05 * torch.finfo(dtype).eps if narrow else 3e-6)
+        for a, b in zip(gains, want[5:], strict=True):
+            assert fused.error(a, b) < 3e-6, seed
 
 
 @pytest.mark.parametrize("view", fused.VIEWS)
@@ -172,8 +177,10 @@ def test_131072_tokens(norm):
         for a, b in zip(got[:4], want[:4], strict=True):
             torch.testing.assert_close(a[rows].double(), b.double(), rtol=1.01 * 2**-8, atol=5e-5)
         total = want[4:] if total is None else [a + b for a, b in zip(total, want[4:], strict=True)]
-    for a, b in zip((theta, *gains), total, strict=True):
-        assert fused.error(a, b) < (1e-5 if norm else 2**-7)
+    assert fused.error(theta, total[0]) < 2**-7
+    assert fused.error(theta, case.torque(got[:2])) < 0.05 * 2**-7
+    for a, b in zip(gains, total[1:], strict=True):
+        assert fused.error(a, b) < 1e-5
 
 
 @pytest.mark.parametrize("norm", [False, True])

@@ -78,6 +78,11 @@ def _angles(
 
 
 @triton.jit
+def _turned(a, b, c, s):
+    return a * c - b * s, b * c + a * s
+
+
+@triton.jit
 def _tokens_left(token, num_tokens, FULL: tl.constexpr):
     """Which tokens there are; where blocks are FULL all, and masks then cost nothing."""
     if FULL:
@@ -122,14 +127,15 @@ def _forward_part(
             tail = tl.load(start + rest, mask=keep, other=0.0).to(tl.float32)
             squares += tl.sum(tail * tail, axis=2, keep_dims=True)
             gain_tail = tl.load(gain + rest, mask=rest < DIM, other=0.0).to(tl.float32)
-        scale = tl.rsqrt(squares / DIM + eps)
-        a = a * scale * gain_a
-        b = b * scale * gain_b
+        scale = tl.rsqrt(squares * (1.0 / DIM) + eps)
+        a = a * (gain_a * scale)
+        b = b * (gain_b * scale)
         if DIM > 2 * BANDS:
-            tl.store(target + rest, (tail * scale * gain_tail).to(out.dtype.element_ty), mask=keep)
+            tl.store(target + rest, (tail * (gain_tail * scale)).to(out.dtype.element_ty), mask=keep)
     elif DIM > 2 * BANDS:
         tl.store(target + rest, tl.load(start + rest, mask=keep), mask=keep)
-    _put_pair(target, a * c - b * s, b * c + a * s, inside, BANDS, PADDED, HALF)
+    a, b = _turned(a, b, c, s)
+    _put_pair(target, a, b, inside, BANDS, PADDED, HALF)
 
 
 @triton.jit
@@ -190,8 +196,7 @@ def _backward_part(
         c, s, row = _angles(cos, sin, index, token, head, here, num_table, HAS_INDEX, SETS, HEADS, BANDS, PADDED)
         # Turned back: the gradient before the rotation.
         turned_a, turned_b = _pair(start, inside, BANDS, PADDED, HALF)
-        grad_a = turned_a * c + turned_b * s
-        grad_b = turned_b * c - turned_a * s
+        grad_a, grad_b = _turned(turned_a, turned_b, c, -s)
         keep = inside & (rest < DIM)
         if NORM or LEARN:
             origin = _starts(saved, token, head, saved_length, saved_row_stride, saved_token_stride, saved_head_stride)
@@ -212,11 +217,18 @@ def _backward_part(
             scale = tl.rsqrt(squares * (1.0 / DIM) + eps)
             sum_a += along_a * scale
             sum_b += along_b * scale
+            weight_a = gain_a * scale
+            weight_b = gain_b * scale
             if LEARN:
-                turning += (grad_b * a * gain_a - grad_a * b * gain_b) * (scale * offset)
+                # The output again, rounded as it was: with other numbers than those that attention saw, what queries
+                # and keys turn each other by would not cancel.
+                out_a, out_b = _turned(a * weight_a, b * weight_b, c, s)
+                out_a = out_a.to(grad.dtype.element_ty).to(tl.float32)
+                out_b = out_b.to(grad.dtype.element_ty).to(tl.float32)
+                turning += (turned_b * out_a - turned_a * out_b) * offset
             pull = along * scale * scale * scale * (1.0 / DIM)
-            grad_a = grad_a * (gain_a * scale) - a * pull
-            grad_b = grad_b * (gain_b * scale) - b * pull
+            grad_a = grad_a * weight_a - a * pull
+            grad_b = grad_b * weight_b - b * pull
             if DIM > 2 * BANDS:
                 sum_tail += grad_tail * tail * scale
                 grad_tail = grad_tail * (gain_tail * scale) - tail * pull
@@ -410,21 +422,23 @@ def forward_tile(size: "Size") -> tuple[int, int]:
 
 def backward_tile(size: "Size") -> tuple[int, int]:
     """Tokens a program takes at a time and its warps; measured on an H200."""
-    tokens = max(1, (1024 if _is_heavy(size) else 2048) // size.elements)
-    return tokens, max(2, min(8, tokens * size.elements // 1024))
-
-
-def _is_heavy(size: "Size") -> bool:
-    """Whether a token takes so many registers that many small programs do better."""
-    return size.sets > 1 or (size.norm and 64 < size.dim <= 128)
+    if size.sets > 1:  # a token takes so many registers that many small programs do better
+        tokens, num_warps = max(1, 1024 // size.elements), 2
+    else:
+        # With fewer warps Triton spreads large heads over them in a way that a norm has to convert, at twice the
+        # instructions.
+        widest = max(size.padded["PADDED"], size.padded["PADDED_REST"])
+        num_warps = min(8, max(2, widest // 16)) if size.norm else 2
+        tokens = max(1, num_warps * 1024 // size.elements)
+    return tokens, max(num_warps, min(8, tokens * size.elements // 1024))
 
 
 def num_programs(size: "Size") -> int:
     """Programs that share the tokens of a backward pass: not the GPU's choice, so that sums are the same on all."""
-    if _is_heavy(size):
+    if size.sets > 1:
         return 1056
     if size.norm:
-        return 528
+        return 1056 // backward_tile(size)[1]
     return 396 if size.q_heads == size.k_heads else 1056  # or one of them would end long before the other
 
 
