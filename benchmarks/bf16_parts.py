@@ -8,7 +8,7 @@ share what weights make of rounding, above all in the few tokens that all docume
 measurements and batches do not.
 
 Then losses. For every seed the first steps of a run, in float32 and in bf16: how far bf16 leaves float32, and how many
-times as far as plain torch in bf16 with the same attention does, or with torch's. Single seeds differ much; the median
+times as far as plain torch in bf16 with the same attention does, or with torch's. Single seeds differ much; the mean
 says more.
 
 Paths whose attention cannot run on this device are left out. On a CPU nothing is fused: all paths are plain torch.
@@ -188,8 +188,8 @@ def gradient_rows(args: argparse.Namespace, paths: list[str], after: int) -> lis
             statistics.geometric_mean(a[0] / b[0] for a, b in zip(found[path, kind], found[plain, kind], strict=True))
             for found in seeds.values()
         ]
-        medians = [*map(statistics.median, zip(*ours, strict=True)), statistics.geometric_mean(ratios)]
-        row = {"after": after, "path": path, "parameter": kind} | dict(zip(MEASURES, medians, strict=True))
+        values = [*map(statistics.median, zip(*ours, strict=True)), statistics.geometric_mean(ratios)]
+        row = {"after": after, "path": path, "parameter": kind} | dict(zip(MEASURES, values, strict=True))
         rows.append(row | {"of_seeds": ratios})
     return rows
 
@@ -258,11 +258,11 @@ def compare(args: argparse.Namespace) -> None:
         found: dict[str, list[float]] = {}
         for row in results["differences"]:
             found.setdefault(row["path"], []).append(row["ratio"])
-        results["ratios"] = [{"path": path, "median": statistics.median(ratios)} for path, ratios in found.items()]
+        results["ratios"] = [{"path": path, "mean": statistics.geometric_mean(r)} for path, r in found.items()]
         save(args.out, results)
     rows = [{**row, "seed": str(row["seed"])} for row in results["differences"]]
     show(f"Losses of steps 1 to {min(args.steps, COMPARED_STEPS)} in bf16: distance from float32, in nats", rows, ".4f")
-    show("That distance over plain torch's with such attention: median of all seeds", results["ratios"], ".3f")
+    show("That distance over plain torch's with such attention: geometric mean of seeds", results["ratios"], ".3f")
 
 
 def main() -> None:

@@ -134,7 +134,7 @@ def test_rows_of_rotary_count_their_bytes_against_the_copy(found):
 
 def test_rows_of_layouts_count_their_bytes(found):
     rows = {(r["layout"], r["norm"], r["part"]): r for r in found.layouts}
-    assert len(rows) == len(found.layouts) == 12 * 2 * 2
+    assert len(rows) == len(found.layouts) == 13 * 2 * 2
     assert all(row["note"] == "" for row in found.layouts)
     eight_heads = 512 * 8 * 64
     want = {

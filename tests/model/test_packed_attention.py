@@ -167,6 +167,12 @@ def test_flash_attention_4_that_cannot_be_imported_is_a_sentence(installed, monk
     assert tried == ["flash_attn.cute.interface"]
 
 
+def test_each_of_torch_s_kernels_is_named_once():
+    """A compiled graph hands the list to torch as it is, which has room for no more."""
+    for order in (attention._FASTEST_FIRST, attention._READY_FIRST):
+        assert len(order) == len(set(order)) == 4
+
+
 @pytest.mark.parametrize("backend", ["flex", "varlen", "flash4"])
 def test_what_keeps_backends_from_running(backend):
     device = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Compiles the backward kernel of every layout for Hopper, which takes no GPU, and prints what ptxas says of each.
+"""Compiles the backward kernel of many layouts for Hopper, which takes no GPU, and prints what ptxas says of each.
 
 Run in a process of its own without Triton's interpreter, in which kernels are not compiled.
 """
@@ -17,13 +17,22 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler import compile as compile_kernel
 
-from lerope.bench.rotary import VARIANTS
+from lerope.bench.rotary import VARIANTS, Variant
 from lerope.rotary import triton_rotary
 
 PTXAS = Path(triton.backends.nvidia.__file__).parent / "bin" / "ptxas"
 HOPPER = GPUTarget("cuda", 90, 32)
 ALIKE = ("views of qkv", "packed positions", "float16")
 """What is compiled like other layouts."""
+MORE = (
+    Variant(name="partial, 32 of 128", head_dim=128, rotary_dim=32),
+    Variant(name="partial, 64 of 128", head_dim=128, rotary_dim=64),
+    Variant(name="partial, 32 of 80, 32 heads", q_heads=32, k_heads=32, head_dim=80, rotary_dim=32),
+    Variant(name="partial, 24 of 96", head_dim=96, rotary_dim=24),
+    Variant(name="head_dim 80", head_dim=80),
+    Variant(name="head_dim 128, grouped queries", q_heads=32, k_heads=8, head_dim=128),
+)
+"""What other models have."""
 POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32"}
 
 
@@ -95,7 +104,7 @@ if __name__ == "__main__":
     asked = parser.parse_args()
     if asked.tokens:
         triton_rotary.backward_tile = lambda size: (asked.tokens, 2)
-    for variant, norm in itertools.product(VARIANTS, (False, True)):
+    for variant, norm in itertools.product((*VARIANTS, *MORE), (False, True)):
         name = variant.name + (", QK-norm" if norm else "")
         if name == asked.only if asked.only else variant.name not in ALIKE:
             found = usage(compiled(triton_rotary._backward, *launch(variant, norm)))

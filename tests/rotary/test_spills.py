@@ -23,7 +23,7 @@ def compiled(folder, *arguments):
 
 def test_no_layout_spills(tmp_path):
     found = compiled(tmp_path)
-    assert len(found) == 18
+    assert len(found) == 32
     assert {name: spilled for name, spilled in found.items() if spilled > 32} == {}
 
 

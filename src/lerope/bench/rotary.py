@@ -184,6 +184,7 @@ VARIANTS = (
     Variant(name="interleaved", layout="interleaved"),
     Variant(name="grouped queries", q_heads=32, k_heads=8),
     Variant(name="partial, 32 of 64", rotary_dim=32),
+    Variant(name="partial, 64 of 256", q_heads=4, k_heads=4, head_dim=256, rotary_dim=64),
     Variant(name="packed positions", packed=True),
     Variant(name="views of qkv", strided=True),
     Variant(name="frequencies of each head", per_head=True),

@@ -31,7 +31,7 @@ Floats = npt.NDArray[np.float32]
 Kind = TypeVar("Kind", bound=RunResult)
 
 _BATCH_TOKENS = 8192
-# For each so many bytes of a GPU, up to four times.
+# 32,768 tokens for each 24 GB of a GPU, at most four times that.
 _GPU_BATCH_TOKENS, _GPU_BYTES = 32_768, 24e9
 
 

@@ -25,7 +25,8 @@ _FASTEST_FIRST = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
-_READY_FIRST = [SDPBackend.FLASH_ATTENTION, *_FASTEST_FIRST]
+# Each once: torch 2.13 writes past the end of its own list where a compiled graph names one twice.
+_READY_FIRST = [_FASTEST_FIRST[1], _FASTEST_FIRST[0], *_FASTEST_FIRST[2:]]
 # Tokens a side of the blocks that FlexAttention skips or computes.
 _BLOCK = 128
 
@@ -105,9 +106,11 @@ def obstacle(backend: Backend, device: torch.device, dtype: torch.dtype) -> str 
         return None
     if device.type != "cuda":
         return f"attention must be auto or sdpa on a {device.type.upper()}; got {backend!r}, which needs a CUDA device."
-    if backend in PACKED and dtype not in (torch.bfloat16, torch.float16):
-        return f"attention must be auto, sdpa or flex in float32; got {backend!r}, which needs 16 bits: train in bf16."
     if backend in PACKED:
+        if dtype not in (torch.bfloat16, torch.float16):
+            return (
+                f"attention must be auto, sdpa or flex in float32; got {backend!r}, which needs 16 bits: train in bf16."
+            )
         reason = packed_attention.obstacle(PACKED[backend], device)
         if reason is not None:
             fix = "install 'lerope[fast]' on Hopper or later, or take auto" if backend == "flash4" else "take auto"

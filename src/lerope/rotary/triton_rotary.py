@@ -416,21 +416,31 @@ def gradients(sums: Tensor, size: "Size", learn: bool) -> tuple[Tensor | None, T
 
 def forward_tile(size: "Size") -> tuple[int, int]:
     """Tokens a program takes and its warps; measured on an H200."""
-    tokens = max(1, 1024 // size.elements)
-    return tokens, max(1 if size.sets == 1 else 2, min(8, tokens * size.elements // 1024))
+    tokens = _power(1024 // size.elements)
+    return tokens, max(1 if size.sets == 1 else 2, min(8, _power(tokens * size.elements // 1024)))
 
 
 def backward_tile(size: "Size") -> tuple[int, int]:
-    """Tokens a program takes at a time and its warps; measured on an H200."""
-    if size.sets > 1:  # a token takes so many registers that many small programs do better
-        tokens, num_warps = max(1, 1024 // size.elements), 2
-    else:
-        # With fewer warps Triton spreads large heads over them in a way that a norm has to convert, at twice the
-        # instructions.
-        widest = max(size.padded["PADDED"], size.padded["PADDED_REST"])
-        num_warps = min(8, max(2, widest // 16)) if size.norm else 2
-        tokens = max(1, num_warps * 1024 // size.elements)
-    return tokens, max(num_warps, min(8, tokens * size.elements // 1024))
+    """Tokens a program takes at a time and its warps; measured on an H200, but for norms of large and partial heads.
+
+    With few warps Triton spreads a large head over them in a way that a norm has to convert, at twice the instructions.
+    What a norm keeps of dimensions that do not turn, or a token of frequencies of its own, takes registers.
+    """
+    bands, rest = size.padded["PADDED"], size.padded["PADDED_REST"]
+    num_warps, of_warp = 2, 1024
+    if size.sets > 1:
+        of_warp = 512
+    elif size.norm and rest > 1:
+        num_warps, of_warp = (4 if max(bands, rest) > 32 else 2), 512
+    elif size.norm:
+        num_warps = min(8, max(2, bands // 16))
+    tokens = _power(num_warps * of_warp // size.elements)
+    return tokens, max(num_warps, min(8, _power(tokens * size.elements // 1024)))
+
+
+def _power(number: int) -> int:
+    """The largest power of two that is not larger; 1 if there is none."""
+    return 1 << max(0, number.bit_length() - 1)
 
 
 def num_programs(size: "Size") -> int:
@@ -457,10 +467,11 @@ class Size:
         self.q_heads, self.k_heads = q.shape[-2], (q if k is None else k).shape[-2]
         self.num_tokens = math.prod(q.shape[:-2])
         self.norm = gain is not None
-        padded, rest = triton.next_power_of_2(self.bands), self.dim - 2 * self.bands
+        rest = self.dim - 2 * self.bands
+        padded, padded_rest = triton.next_power_of_2(self.bands), triton.next_power_of_2(max(rest, 1))
         most = max(self.q_heads, self.k_heads)
-        of_head = triton.next_power_of_2(2 * padded + rest)
-        padded_heads = min(triton.next_power_of_2(most), max(1, _MAX_ELEMENTS // of_head))
+        of_head = 2 * padded + (padded_rest if rest else 0)
+        padded_heads = min(triton.next_power_of_2(most), _power(_MAX_ELEMENTS // of_head))
         self.head_blocks = triton.cdiv(most, padded_heads)
         self.sum_blocks = 1 if self.sets == 1 else self.head_blocks
         """Blocks of heads that keep sums apart: where heads have frequencies of their own."""
@@ -468,7 +479,7 @@ class Size:
         self.padded = {
             "PADDED_HEADS": padded_heads,
             "PADDED": padded,
-            "PADDED_REST": triton.next_power_of_2(max(rest, 1)),
+            "PADDED_REST": padded_rest,
         }
         self.constants = (
             self.q_heads, self.k_heads, self.dim, self.bands, self.sets, half, index is not None, self.norm
