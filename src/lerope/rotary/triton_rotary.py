@@ -83,6 +83,12 @@ def _turned(a, b, c, s):
 
 
 @triton.jit
+def _of_all(terms):
+    """(tokens, heads, size) -> their sum, (1, 1, size)."""
+    return tl.sum(tl.sum(terms, axis=0, keep_dims=True), axis=1, keep_dims=True)
+
+
+@triton.jit
 def _tokens_left(token, num_tokens, FULL: tl.constexpr):
     """Which tokens there are; where blocks are FULL all, and masks then cost nothing."""
     if FULL:
@@ -249,20 +255,14 @@ def _backward_part(
             number = tl.arange(0, PADDED_HEADS)[:, None]
             tl.store(place + number * BANDS + band[None, :], tl.sum(turning, axis=0), mask=(band < BANDS)[None, :])
         else:
-            tl.store(place + band, tl.sum(tl.sum(turning, axis=0), axis=0), mask=band < BANDS)
+            tl.store(place + band[None, None, :], _of_all(turning), mask=(band < BANDS)[None, None, :])
     if NORM:
         place += own
-        a = tl.sum(tl.sum(sum_a, axis=0), axis=0)
-        b = tl.sum(tl.sum(sum_b, axis=0), axis=0)
-        if HALF:
-            tl.store(place + band, a, mask=band < BANDS)
-            tl.store(place + BANDS + band, b, mask=band < BANDS)
-        else:
-            tl.store(place + 2 * band, a, mask=band < BANDS)
-            tl.store(place + 2 * band + 1, b, mask=band < BANDS)
+        here = tl.full((1, 1, 1), True, tl.int1)
+        start = place + tl.zeros((1, 1, 1), tl.int32)
+        _put_pair(start, _of_all(sum_a), _of_all(sum_b), here, BANDS, PADDED, HALF)
         if DIM > 2 * BANDS:
-            last = 2 * BANDS + tl.arange(0, PADDED_REST)
-            tl.store(place + last, tl.sum(tl.sum(sum_tail, axis=0), axis=0), mask=last < DIM)
+            tl.store(start + rest, _of_all(sum_tail), mask=rest < DIM)
 
 
 @triton.jit
