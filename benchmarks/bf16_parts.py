@@ -123,7 +123,7 @@ def first_steps(
     with tempfile.TemporaryDirectory() as scratch, patch.object(Trainer, "_report", report_and_stop), quiet:
         outcome = train(made(args, seed, precision), args.data, Path(scratch) / "run", how)
         losses = [record["loss"] for record in read_records(outcome.path / METRICS) if "loss" in record]
-    if trainers[0].signals.received is not None:
+    if outcome.step < steps or trainers[0].signals.received is not None:
         sys.exit(f"stopped; {args.out} has what was measured before this run.")
     return trainers[0], losses
 

@@ -26,7 +26,7 @@ _FASTEST_FIRST = [
     SDPBackend.MATH,
 ]
 # Each once: torch 2.13 writes past the end of its own list where a compiled graph names one twice.
-_READY_FIRST = [_FASTEST_FIRST[1], _FASTEST_FIRST[0], *_FASTEST_FIRST[2:]]
+_READY_FIRST = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, *_FASTEST_FIRST[2:]]
 # Tokens a side of the blocks that FlexAttention skips or computes.
 _BLOCK = 128
 
