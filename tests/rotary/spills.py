@@ -1,4 +1,6 @@
-"""Compiles the backward kernel of many layouts for Hopper, which takes no GPU, and prints what ptxas says of each.
+"""Compiles the backward kernel of many layouts for Hopper, which takes no GPU, and prints what each takes.
+
+Registers of a thread, bytes that do not fit into them, and instructions of the loop for each pair of numbers.
 
 Run in a process of its own without Triton's interpreter, in which kernels are not compiled.
 """
@@ -20,7 +22,7 @@ from triton.compiler import compile as compile_kernel
 from lerope.bench.rotary import VARIANTS, Variant
 from lerope.rotary import triton_rotary
 
-PTXAS = Path(triton.backends.nvidia.__file__).parent / "bin" / "ptxas"
+TOOLS = Path(triton.backends.nvidia.__file__).parent / "bin"
 HOPPER = GPUTarget("cuda", 90, 32)
 ALIKE = ("views of qkv", "packed positions", "float16")
 """What is compiled like other layouts."""
@@ -87,14 +89,39 @@ def compiled(kernel, args, settings):
 
 
 def usage(ptx):
-    """Registers of a thread, and bytes that do not fit into them."""
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(ptx)
-        file.flush()
-        command = [PTXAS, "-v", "-arch=sm_90a", file.name, "-o", "/dev/null"]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    """Registers of a thread, bytes that do not fit into them, and instructions of the longest loop."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, binary = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+        source.write_text(ptx)
+        said = run("ptxas", "-v", "-arch=sm_90a", source, "-o", binary).stderr
+        code = run("nvdisasm", "-c", binary).stdout
     registers, stores = (re.search(what, said) for what in (r"Used (\d+) registers", r"(\d+) bytes spill stores"))
-    return int(registers[1]), int(stores[1])
+    return int(registers[1]), int(stores[1]), longest_loop(code)
+
+
+def run(tool, *arguments):
+    return subprocess.run([TOOLS / tool, *arguments], capture_output=True, text=True, check=True)
+
+
+def longest_loop(code):
+    """How many instructions lie between a label and the last jump back to it, at most."""
+    labels, number, longest = {}, 0, 0
+    for line in code.splitlines():
+        if label := re.match(r"\s*\.(L_x_\d+):", line):
+            labels[label[1]] = number
+        elif re.search(r"/\*[0-9a-f]{4,}\*/", line):
+            number += 1
+            jump = re.search(r"BRA.*?(L_x_\d+)", line)
+            if jump and jump[1] in labels:
+                longest = max(longest, number - labels[jump[1]])
+    return longest
+
+
+def pairs_of_thread(settings):
+    """Pairs of numbers that a thread takes at a time, padding included."""
+    rest = settings["PADDED_REST"] / 2 if settings["PADDED_REST"] > 1 else 0
+    heads = settings["TOKENS"] * settings["PADDED_HEADS"]
+    return heads * (settings["PADDED"] + rest) / (32 * settings["num_warps"])
 
 
 if __name__ == "__main__":
@@ -107,5 +134,6 @@ if __name__ == "__main__":
     for variant, norm in itertools.product((*VARIANTS, *MORE), (False, True)):
         name = variant.name + (", QK-norm" if norm else "")
         if name == asked.only if asked.only else variant.name not in ALIKE:
-            found = usage(compiled(triton_rotary._backward, *launch(variant, norm)))
-            print(json.dumps([name, *found]))
+            args, settings = launch(variant, norm)
+            registers, spilled, loop = usage(compiled(triton_rotary._backward, args, settings))
+            print(json.dumps([name, registers, spilled, round(loop / pairs_of_thread(settings), 1)]))
