@@ -134,10 +134,10 @@ def _forward_part(
             squares += tl.sum(tail * tail, axis=2, keep_dims=True)
             gain_tail = tl.load(gain + rest, mask=rest < DIM, other=0.0).to(tl.float32)
         scale = tl.rsqrt(squares * (1.0 / DIM) + eps)
-        a = a * (gain_a * scale)
-        b = b * (gain_b * scale)
+        a = a * scale * gain_a
+        b = b * scale * gain_b
         if DIM > 2 * BANDS:
-            tl.store(target + rest, (tail * (gain_tail * scale)).to(out.dtype.element_ty), mask=keep)
+            tl.store(target + rest, (tail * scale * gain_tail).to(out.dtype.element_ty), mask=keep)
     elif DIM > 2 * BANDS:
         tl.store(target + rest, tl.load(start + rest, mask=keep), mask=keep)
     a, b = _turned(a, b, c, s)
@@ -228,7 +228,7 @@ def _backward_part(
             if LEARN:
                 # The output again, rounded as it was: with other numbers than those that attention saw, what queries
                 # and keys turn each other by would not cancel.
-                out_a, out_b = _turned(a * weight_a, b * weight_b, c, s)
+                out_a, out_b = _turned(a * scale * gain_a, b * scale * gain_b, c, s)
                 out_a = out_a.to(grad.dtype.element_ty).to(tl.float32)
                 out_b = out_b.to(grad.dtype.element_ty).to(tl.float32)
                 turning += (turned_b * out_a - turned_a * out_b) * offset
