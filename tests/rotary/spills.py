@@ -1,6 +1,7 @@
-"""Compiles the backward kernel of many layouts for Hopper, which takes no GPU, and prints what each takes.
+"""Compiles the kernels of many layouts for Hopper, which takes no GPU, and prints what each takes.
 
-Registers of a thread, bytes that do not fit into them, and instructions of the loop for each pair of numbers.
+Registers of a thread, bytes that do not fit into them, and instructions for each pair of numbers: of the backward
+kernel those of its loop.
 
 Run in a process of its own without Triton's interpreter, in which kernels are not compiled.
 """
@@ -48,8 +49,8 @@ class Launches:
         return lambda *args, **settings: self.found.append((args, settings))
 
 
-def launch(variant, norm):
-    """The arguments with which the backward kernel would be launched."""
+def launches(variant, norm):
+    """The arguments with which the forward and the backward kernel would be launched."""
     lead, dim = (2, 256), variant.head_dim
     dtype = variant.dtype or torch.bfloat16
     bands = (variant.rotary_dim or dim) // 2
@@ -57,17 +58,20 @@ def launch(variant, norm):
     table = torch.empty(lead[1], variant.k_heads if variant.per_head else 1, bands)
     index = torch.zeros(lead, dtype=torch.int32) if variant.packed else None
     gain = torch.empty(dim) if norm else None
-    launches, half = Launches(), variant.layout == "half"
-    kernels = triton_rotary._backward, triton_rotary._add_rows
-    triton_rotary._backward = triton_rotary._add_rows = launches
+    noted, half = Launches(), variant.layout == "half"
+    kernels = {name: getattr(triton_rotary, name) for name in ("_forward", "_backward", "_add_rows")}
+    for name in kernels:
+        setattr(triton_rotary, name, noted)
     try:
+        triton_rotary.turn(q, k, table, table, index, half, gain, gain, 1e-5)
         triton_rotary.turn_back(
             q, k, q, k, torch.empty_like(q), torch.empty_like(k), table, table, index, torch.empty(lead[1]), half,
             gain, gain, 1e-5, True,
         )  # fmt: skip
     finally:
-        triton_rotary._backward, triton_rotary._add_rows = kernels
-    return launches.found[0]
+        for name, kernel in kernels.items():
+            setattr(triton_rotary, name, kernel)
+    return noted.found[:2]
 
 
 def compiled(kernel, args, settings):
@@ -89,22 +93,22 @@ def compiled(kernel, args, settings):
 
 
 def usage(ptx):
-    """Registers of a thread, bytes that do not fit into them, and instructions of the longest loop."""
+    """Registers of a thread, bytes that do not fit into them, and instructions: of the longest loop, if there is one."""
     with tempfile.TemporaryDirectory() as folder:
         source, binary = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(ptx)
         said = run("ptxas", "-v", "-arch=sm_90a", source, "-o", binary).stderr
         code = run("nvdisasm", "-c", binary).stdout
     registers, stores = (re.search(what, said) for what in (r"Used (\d+) registers", r"(\d+) bytes spill stores"))
-    return int(registers[1]), int(stores[1]), longest_loop(code)
+    return int(registers[1]), int(stores[1]), length(code)
 
 
 def run(tool, *arguments):
     return subprocess.run([TOOLS / tool, *arguments], capture_output=True, text=True, check=True)
 
 
-def longest_loop(code):
-    """How many instructions lie between a label and the last jump back to it, at most."""
+def length(code):
+    """Instructions between a label and the last jump back to it, at most; without a loop all."""
     labels, number, longest = {}, 0, 0
     for line in code.splitlines():
         if label := re.match(r"\s*\.(L_x_\d+):", line):
@@ -112,16 +116,15 @@ def longest_loop(code):
         elif re.search(r"/\*[0-9a-f]{4,}\*/", line):
             number += 1
             jump = re.search(r"BRA.*?(L_x_\d+)", line)
-            if jump and jump[1] in labels:
+            # The last instruction of all jumps to itself.
+            if jump and number - labels.get(jump[1], number) > 1:
                 longest = max(longest, number - labels[jump[1]])
-    return longest
+    return longest or number
 
 
 def pairs_of_thread(settings):
     """Pairs of numbers that a thread takes at a time, padding included."""
-    rest = settings["PADDED_REST"] / 2 if settings["PADDED_REST"] > 1 else 0
-    heads = settings["TOKENS"] * settings["PADDED_HEADS"]
-    return heads * (settings["PADDED"] + rest) / (32 * settings["num_warps"])
+    return settings["TOKENS"] * settings["PADDED_HEADS"] * settings["PADDED"] / (32 * settings["num_warps"])
 
 
 if __name__ == "__main__":
@@ -134,6 +137,9 @@ if __name__ == "__main__":
     for variant, norm in itertools.product((*VARIANTS, *MORE), (False, True)):
         name = variant.name + (", QK-norm" if norm else "")
         if name == asked.only if asked.only else variant.name not in ALIKE:
-            args, settings = launch(variant, norm)
-            registers, spilled, loop = usage(compiled(triton_rotary._backward, args, settings))
-            print(json.dumps([name, registers, spilled, round(loop / pairs_of_thread(settings), 1)]))
+            forward, backward = launches(variant, norm)
+            # The forward kernel has the instructions for queries and for keys; a loop is that of one of them.
+            for kernel, (args, settings), parts in (("_forward", forward, 2), ("_backward", backward, 1)):
+                registers, spilled, number = usage(compiled(getattr(triton_rotary, kernel), args, settings))
+                each = round(number / parts / pairs_of_thread(settings), 1)
+                print(json.dumps([name, kernel.strip("_"), registers, spilled, each]), flush=True)

@@ -28,32 +28,51 @@ _MAX_ELEMENTS = 8192
 
 
 @triton.jit
-def _pair(start, inside, BANDS: tl.constexpr, PADDED: tl.constexpr, HALF: tl.constexpr):
-    """Both coordinates of every band, float32, from pointers (tokens, heads, 1) to the heads' first dimensions."""
-    band = tl.arange(0, PADDED)[None, None, :]
+def _pair(start, inside, BANDS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, HALF: tl.constexpr):
+    """Both numbers of every pair, float32, from pointers (tokens, heads, 1) to the heads' first dimensions.
+
+    First those of the BANDS; what else a head has is then taken in pairs too, the last of which may lack its second.
+    """
     if HALF:
-        keep = inside & (band < BANDS)
-        a = tl.load(start + band, mask=keep, other=0.0).to(tl.float32)
-        b = tl.load(start + BANDS + band, mask=keep, other=0.0).to(tl.float32)
+        pair = tl.arange(0, PADDED)[None, None, :]
+        first, second = _places(BANDS, DIM, PADDED)
+        a = tl.load(start + first, mask=inside & (pair < (DIM + 1) // 2), other=0.0).to(tl.float32)
+        b = tl.load(start + second, mask=inside & (pair < DIM // 2), other=0.0).to(tl.float32)
     else:
         each = tl.arange(0, 2 * PADDED)[None, None, :]
-        both = tl.load(start + each, mask=inside & (each < 2 * BANDS), other=0.0).to(tl.float32)
+        both = tl.load(start + each, mask=inside & (each < DIM), other=0.0).to(tl.float32)
         a, b = tl.split(both.reshape(both.shape[0], both.shape[1], PADDED, 2))
     return a, b
 
 
 @triton.jit
-def _put_pair(start, a, b, inside, BANDS: tl.constexpr, PADDED: tl.constexpr, HALF: tl.constexpr):
+def _put_pair(start, a, b, inside, BANDS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, HALF: tl.constexpr):
     """The inverse of `_pair`."""
-    band = tl.arange(0, PADDED)[None, None, :]
     if HALF:
-        keep = inside & (band < BANDS)
-        tl.store(start + band, a.to(start.dtype.element_ty), mask=keep)
-        tl.store(start + BANDS + band, b.to(start.dtype.element_ty), mask=keep)
+        pair = tl.arange(0, PADDED)[None, None, :]
+        first, second = _places(BANDS, DIM, PADDED)
+        tl.store(start + first, a.to(start.dtype.element_ty), mask=inside & (pair < (DIM + 1) // 2))
+        tl.store(start + second, b.to(start.dtype.element_ty), mask=inside & (pair < DIM // 2))
     else:
         each = tl.arange(0, 2 * PADDED)[None, None, :]
         both = tl.join(a, b).reshape(a.shape[0], a.shape[1], 2 * PADDED)
-        tl.store(start + each, both.to(start.dtype.element_ty), mask=inside & (each < 2 * BANDS))
+        tl.store(start + each, both.to(start.dtype.element_ty), mask=inside & (each < DIM))
+
+
+@triton.jit
+def _places(BANDS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr):
+    """Where the numbers of a pair lie in the half layout: bands in two halves, and behind them the rest in two."""
+    pair = tl.arange(0, PADDED)
+    PAIRS: tl.constexpr = (DIM + 1) // 2
+    if PAIRS == BANDS:
+        first = pair
+        second = pair + BANDS
+    else:
+        # Neighbours come in runs, which Triton does not see by itself: it would read numbers one by one.
+        RUN: tl.constexpr = (BANDS | PAIRS | 16) & -(BANDS | PAIRS | 16)
+        first = tl.max_contiguous(tl.multiple_of(tl.where(pair < BANDS, pair, pair + BANDS), RUN), RUN)
+        second = tl.max_contiguous(tl.multiple_of(pair + tl.where(pair < BANDS, BANDS, PAIRS), RUN), RUN)
+    return first[None, None, :], second[None, None, :]
 
 
 @triton.jit
@@ -61,7 +80,7 @@ def _angles(
     cos, sin, index, token, head, here, num_table,
     HAS_INDEX: tl.constexpr, SETS: tl.constexpr, HEADS: tl.constexpr, BANDS: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """cos and sin of each band, (tokens, 1 or heads, bands), and each token's entry in the tables."""
+    """cos and sin of each pair, (tokens, 1 or heads, pairs), of no turn behind the bands; each token's table entry."""
     if HAS_INDEX:
         row = tl.load(index + token, mask=here, other=0)
     else:
@@ -72,7 +91,7 @@ def _angles(
     if SETS > 1:
         place += (head // (HEADS // SETS)) * BANDS
         keep &= head < HEADS
-    c = tl.load(cos + place + band, mask=keep, other=0.0)
+    c = tl.load(cos + place + band, mask=keep, other=1.0)
     s = tl.load(sin + place + band, mask=keep, other=0.0)
     return c, s, row
 
@@ -80,6 +99,13 @@ def _angles(
 @triton.jit
 def _turned(a, b, c, s):
     return a * c - b * s, b * c + a * s
+
+
+@triton.jit
+def _gains(gain, BANDS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, HALF: tl.constexpr):
+    """Those of both numbers of a pair, (1, 1, pairs)."""
+    here = tl.full((1, 1, 1), True, tl.int1)
+    return _pair(gain + tl.zeros((1, 1, 1), tl.int32), here, BANDS, DIM, PADDED, HALF)
 
 
 @triton.jit
@@ -110,7 +136,7 @@ def _forward_part(
     x, out, gain, cos, sin, index, length, num_tokens, num_table, row_stride, token_stride, head_stride, eps,
     HEADS: tl.constexpr, DIM: tl.constexpr, BANDS: tl.constexpr, SETS: tl.constexpr, HALF: tl.constexpr,
     HAS_INDEX: tl.constexpr, NORM: tl.constexpr, FULL: tl.constexpr, BACK: tl.constexpr,
-    TOKENS: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr, PADDED_REST: tl.constexpr,
+    TOKENS: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS))[:, None, None]
     head = (tl.program_id(1) * PADDED_HEADS + tl.arange(0, PADDED_HEADS))[None, :, None]
@@ -121,27 +147,14 @@ def _forward_part(
     c, s, _ = _angles(cos, sin, index, token, head, here, num_table, HAS_INDEX, SETS, HEADS, BANDS, PADDED)
     if BACK:
         s = -s
-    a, b = _pair(start, inside, BANDS, PADDED, HALF)
-    rest = 2 * BANDS + tl.arange(0, PADDED_REST)[None, None, :]
-    keep = inside & (rest < DIM)
+    a, b = _pair(start, inside, BANDS, DIM, PADDED, HALF)
     if NORM:
-        gain_a, gain_b = _pair(
-            gain + tl.zeros((1, 1, 1), tl.int32), tl.full((1, 1, 1), True, tl.int1), BANDS, PADDED, HALF
-        )
-        squares = tl.sum(a * a + b * b, axis=2, keep_dims=True)
-        if DIM > 2 * BANDS:
-            tail = tl.load(start + rest, mask=keep, other=0.0).to(tl.float32)
-            squares += tl.sum(tail * tail, axis=2, keep_dims=True)
-            gain_tail = tl.load(gain + rest, mask=rest < DIM, other=0.0).to(tl.float32)
-        scale = tl.rsqrt(squares * (1.0 / DIM) + eps)
+        gain_a, gain_b = _gains(gain, BANDS, DIM, PADDED, HALF)
+        scale = tl.rsqrt(tl.sum(a * a + b * b, axis=2, keep_dims=True) * (1.0 / DIM) + eps)
         a = a * scale * gain_a
         b = b * scale * gain_b
-        if DIM > 2 * BANDS:
-            tl.store(target + rest, (tail * scale * gain_tail).to(out.dtype.element_ty), mask=keep)
-    elif DIM > 2 * BANDS:
-        tl.store(target + rest, tl.load(start + rest, mask=keep), mask=keep)
     a, b = _turned(a, b, c, s)
-    _put_pair(target, a, b, inside, BANDS, PADDED, HALF)
+    _put_pair(target, a, b, inside, BANDS, DIM, PADDED, HALF)
 
 
 @triton.jit
@@ -152,20 +165,20 @@ def _forward(
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, DIM: tl.constexpr, BANDS: tl.constexpr, SETS: tl.constexpr,
     HALF: tl.constexpr, HAS_INDEX: tl.constexpr, NORM: tl.constexpr, FULL: tl.constexpr,
     BACK: tl.constexpr,
-    TOKENS: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr, PADDED_REST: tl.constexpr,
+    TOKENS: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """Programs (block of tokens, block of heads, queries or keys)."""
     if tl.program_id(2) == 0:
         _forward_part(
             q, q_out, q_gain, cos, sin, index, q_length, num_tokens, num_table, q_row_stride, q_token_stride,
             q_head_stride, eps, Q_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM, FULL, BACK,
-            TOKENS, PADDED_HEADS, PADDED, PADDED_REST,
+            TOKENS, PADDED_HEADS, PADDED,
         )  # fmt: skip
     else:
         _forward_part(
             k, k_out, k_gain, cos, sin, index, k_length, num_tokens, num_table, k_row_stride, k_token_stride,
             k_head_stride, eps, K_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM, FULL, BACK,
-            TOKENS, PADDED_HEADS, PADDED, PADDED_REST,
+            TOKENS, PADDED_HEADS, PADDED,
         )  # fmt: skip
 
 
@@ -178,20 +191,14 @@ def _backward_part(
     HEADS: tl.constexpr, DIM: tl.constexpr, BANDS: tl.constexpr, SETS: tl.constexpr, HALF: tl.constexpr,
     HAS_INDEX: tl.constexpr, NORM: tl.constexpr, FULL: tl.constexpr,
     LEARN: tl.constexpr, OWN_OFFSETS: tl.constexpr, STAGES: tl.constexpr,
-    TOKENS: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr, PADDED_REST: tl.constexpr,
+    TOKENS: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     head = (tl.program_id(1) * PADDED_HEADS + tl.arange(0, PADDED_HEADS))[None, :, None]
-    rest = 2 * BANDS + tl.arange(0, PADDED_REST)[None, None, :]
     turning = tl.zeros((TOKENS, PADDED_HEADS, PADDED), tl.float32)
     if NORM:
-        gain_a, gain_b = _pair(
-            gain + tl.zeros((1, 1, 1), tl.int32), tl.full((1, 1, 1), True, tl.int1), BANDS, PADDED, HALF
-        )
+        gain_a, gain_b = _gains(gain, BANDS, DIM, PADDED, HALF)
         sum_a = tl.zeros((TOKENS, PADDED_HEADS, PADDED), tl.float32)
         sum_b = tl.zeros((TOKENS, PADDED_HEADS, PADDED), tl.float32)
-        if DIM > 2 * BANDS:
-            gain_tail = tl.load(gain + rest, mask=rest < DIM, other=0.0).to(tl.float32)
-            sum_tail = tl.zeros((TOKENS, PADDED_HEADS, PADDED_REST), tl.float32)
     num_programs = tl.num_programs(0)
     for block in tl.range(tl.program_id(0), tl.cdiv(num_tokens, TOKENS), num_programs, num_stages=STAGES):
         token = (block * TOKENS + tl.arange(0, TOKENS))[:, None, None]
@@ -201,12 +208,11 @@ def _backward_part(
         target = out + token.to(tl.int64) * out_stride + head * DIM
         c, s, row = _angles(cos, sin, index, token, head, here, num_table, HAS_INDEX, SETS, HEADS, BANDS, PADDED)
         # Turned back: the gradient before the rotation.
-        turned_a, turned_b = _pair(start, inside, BANDS, PADDED, HALF)
+        turned_a, turned_b = _pair(start, inside, BANDS, DIM, PADDED, HALF)
         grad_a, grad_b = _turned(turned_a, turned_b, c, -s)
-        keep = inside & (rest < DIM)
         if NORM or LEARN:
             origin = _starts(saved, token, head, saved_length, saved_row_stride, saved_token_stride, saved_head_stride)
-            a, b = _pair(origin, inside, BANDS, PADDED, HALF)
+            a, b = _pair(origin, inside, BANDS, DIM if NORM else 2 * BANDS, PADDED, HALF)
         if LEARN:
             offset = tl.load(offsets + (token if OWN_OFFSETS else row), mask=here, other=0.0)
         if NORM:
@@ -215,37 +221,22 @@ def _backward_part(
             along_a = grad_a * a
             along_b = grad_b * b
             along = tl.sum(along_a * gain_a + along_b * gain_b, axis=2, keep_dims=True)
-            if DIM > 2 * BANDS:
-                tail = tl.load(origin + rest, mask=keep, other=0.0).to(tl.float32)
-                grad_tail = tl.load(start + rest, mask=keep, other=0.0).to(tl.float32)
-                squares += tl.sum(tail * tail, axis=2, keep_dims=True)
-                along += tl.sum(grad_tail * tail * gain_tail, axis=2, keep_dims=True)
             scale = tl.rsqrt(squares * (1.0 / DIM) + eps)
             sum_a += along_a * scale
             sum_b += along_b * scale
-            weight_a = gain_a * scale
-            weight_b = gain_b * scale
+            pull = along * scale * scale * scale * (1.0 / DIM)
+            grad_a = grad_a * (gain_a * scale) - a * pull
+            grad_b = grad_b * (gain_b * scale) - b * pull
             if LEARN:
                 # The output again, rounded as it was: with other numbers than those that attention saw, what queries
                 # and keys turn each other by would not cancel.
-                out_a, out_b = _turned(a * scale * gain_a, b * scale * gain_b, c, s)
-                out_a = out_a.to(grad.dtype.element_ty).to(tl.float32)
-                out_b = out_b.to(grad.dtype.element_ty).to(tl.float32)
-                turning += (turned_b * out_a - turned_a * out_b) * offset
-            pull = along * scale * scale * scale * (1.0 / DIM)
-            grad_a = grad_a * weight_a - a * pull
-            grad_b = grad_b * weight_b - b * pull
-            if DIM > 2 * BANDS:
-                sum_tail += grad_tail * tail * scale
-                grad_tail = grad_tail * (gain_tail * scale) - tail * pull
-                tl.store(target + rest, grad_tail.to(out.dtype.element_ty), mask=keep)
-        else:
-            if LEARN:
-                # `saved` is the rotated output, so that the incoming gradient goes with it as it is.
-                turning += (turned_b * a - turned_a * b) * offset
-            if DIM > 2 * BANDS:
-                tl.store(target + rest, tl.load(start + rest, mask=keep), mask=keep)
-        _put_pair(target, grad_a, grad_b, inside, BANDS, PADDED, HALF)
+                a, b = _turned(a * scale * gain_a, b * scale * gain_b, c, s)
+                a = a.to(grad.dtype.element_ty).to(tl.float32)
+                b = b.to(grad.dtype.element_ty).to(tl.float32)
+        if LEARN:
+            # Of the rotated output, so that the incoming gradient goes with it as it is.
+            turning += (turned_b * a - turned_a * b) * offset
+        _put_pair(target, grad_a, grad_b, inside, BANDS, DIM, PADDED, HALF)
     # A row of sums for each program: of the frequencies, of its heads where these have their own, and of the gain.
     band = tl.arange(0, PADDED)
     own: tl.constexpr = BANDS * (PADDED_HEADS if SETS > 1 else 1) * LEARN
@@ -260,9 +251,7 @@ def _backward_part(
         place += own
         here = tl.full((1, 1, 1), True, tl.int1)
         start = place + tl.zeros((1, 1, 1), tl.int32)
-        _put_pair(start, _of_all(sum_a), _of_all(sum_b), here, BANDS, PADDED, HALF)
-        if DIM > 2 * BANDS:
-            tl.store(start + rest, _of_all(sum_tail), mask=rest < DIM)
+        _put_pair(start, _of_all(sum_a), _of_all(sum_b), here, BANDS, DIM, PADDED, HALF)
 
 
 @triton.jit
@@ -297,7 +286,7 @@ def _backward(
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, DIM: tl.constexpr, BANDS: tl.constexpr, SETS: tl.constexpr,
     HALF: tl.constexpr, HAS_INDEX: tl.constexpr, NORM: tl.constexpr, FULL: tl.constexpr,
     LEARN: tl.constexpr, OWN_OFFSETS: tl.constexpr, STAGES: tl.constexpr,
-    TOKENS: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr, PADDED_REST: tl.constexpr,
+    TOKENS: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """Programs (share of the tokens, block of heads, queries or keys)."""
     if tl.program_id(2) == 0:
@@ -306,7 +295,7 @@ def _backward(
             qg_length, qs_length, num_tokens, num_table, eps,
             qg_row, qg_token, qg_head, qs_row, qs_token, qs_head, q_out_stride,
             Q_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM, FULL, LEARN, OWN_OFFSETS, STAGES,
-            TOKENS, PADDED_HEADS, PADDED, PADDED_REST,
+            TOKENS, PADDED_HEADS, PADDED,
         )  # fmt: skip
     else:
         _backward_part(
@@ -314,7 +303,7 @@ def _backward(
             kg_length, ks_length, num_tokens, num_table, eps,
             kg_row, kg_token, kg_head, ks_row, ks_token, ks_head, k_out_stride,
             K_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM, FULL, LEARN, OWN_OFFSETS, STAGES,
-            TOKENS, PADDED_HEADS, PADDED, PADDED_REST,
+            TOKENS, PADDED_HEADS, PADDED,
         )  # fmt: skip
 
 
@@ -421,19 +410,15 @@ def forward_tile(size: "Size") -> tuple[int, int]:
 
 
 def backward_tile(size: "Size") -> tuple[int, int]:
-    """Tokens a program takes at a time and its warps; measured on an H200, but for norms of large and partial heads.
+    """Tokens a program takes at a time and its warps; measured on an H200.
 
     With few warps Triton spreads a large head over them in a way that a norm has to convert, at twice the instructions.
-    What a norm keeps of dimensions that do not turn, or a token of frequencies of its own, takes registers.
     """
-    bands, rest = size.padded["PADDED"], size.padded["PADDED_REST"]
     num_warps, of_warp = 2, 1024
     if size.sets > 1:
         of_warp = 512
-    elif size.norm and rest > 1:
-        num_warps, of_warp = (4 if max(bands, rest) > 32 else 2), 512
     elif size.norm:
-        num_warps = min(8, max(2, bands // 16))
+        num_warps = min(8, max(2, size.padded["PADDED"] // 16))
     tokens = _power(num_warps * of_warp // size.elements)
     return tokens, max(num_warps, min(8, _power(tokens * size.elements // 1024)))
 
@@ -446,7 +431,7 @@ def _power(number: int) -> int:
 def num_programs(size: "Size") -> int:
     """Programs that share the tokens of a backward pass: not the GPU's choice, so that sums are the same on all."""
     if size.sets > 1:
-        return 1056
+        return 792 if size.norm else 1056
     if size.norm:
         return 1056 // backward_tile(size)[1]
     return 396 if size.q_heads == size.k_heads else 1056  # or one of them would end long before the other
@@ -467,20 +452,14 @@ class Size:
         self.q_heads, self.k_heads = q.shape[-2], (q if k is None else k).shape[-2]
         self.num_tokens = math.prod(q.shape[:-2])
         self.norm = gain is not None
-        rest = self.dim - 2 * self.bands
-        padded, padded_rest = triton.next_power_of_2(self.bands), triton.next_power_of_2(max(rest, 1))
+        padded = triton.next_power_of_2((self.dim + 1) // 2)
         most = max(self.q_heads, self.k_heads)
-        of_head = 2 * padded + (padded_rest if rest else 0)
-        padded_heads = min(triton.next_power_of_2(most), _power(_MAX_ELEMENTS // of_head))
+        padded_heads = min(triton.next_power_of_2(most), _power(_MAX_ELEMENTS // (2 * padded)))
         self.head_blocks = triton.cdiv(most, padded_heads)
         self.sum_blocks = 1 if self.sets == 1 else self.head_blocks
         """Blocks of heads that keep sums apart: where heads have frequencies of their own."""
-        self.elements = padded_heads * of_head
-        self.padded = {
-            "PADDED_HEADS": padded_heads,
-            "PADDED": padded,
-            "PADDED_REST": padded_rest,
-        }
+        self.elements = padded_heads * 2 * padded
+        self.padded = {"PADDED_HEADS": padded_heads, "PADDED": padded}
         self.constants = (
             self.q_heads, self.k_heads, self.dim, self.bands, self.sets, half, index is not None, self.norm
         )  # fmt: skip
