@@ -93,7 +93,7 @@ def compiled(kernel, args, settings):
 
 
 def usage(ptx):
-    """Registers of a thread, bytes that do not fit into them, and instructions: of the longest loop, if there is one."""
+    """Registers of a thread, bytes that do not fit into them, and instructions: of the longest loop, or all."""
     with tempfile.TemporaryDirectory() as folder:
         source, binary = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(ptx)

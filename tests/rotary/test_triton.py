@@ -18,7 +18,7 @@ from tests.rotary.reference import rotated
 
 pytest.importorskip("triton")
 
-from lerope.rotary import triton_rotary
+from lerope.rotary import operators, triton_rotary
 
 pytestmark = pytest.mark.usefixtures("_rounds_as_a_gpu")
 
@@ -500,10 +500,10 @@ def test_operators_are_registered_as_torch_wants_them(keys, norm, index):
     q, k = case.inputs
     gains = case.gains or (None, None)
     forward = (q, k if keys else None, case.theta, *table, entries, offsets, True, *gains, EPS)
-    torch.library.opcheck(torch.ops.lerope.rotary.default, forward, test_utils=CHECKS)
+    torch.library.opcheck(operators.rotary, forward, test_utils=CHECKS)
     q, k, *gains = (None if t is None else t.detach() for t in (q, k, *gains))
     backward = (q, k if keys else None, q, k if keys else None, *table, entries, offsets, True, *gains, EPS, True)
-    torch.library.opcheck(torch.ops.lerope.rotary_backward.default, backward, test_utils=CHECKS)
+    torch.library.opcheck(operators.rotary_backward, backward, test_utils=CHECKS)
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
