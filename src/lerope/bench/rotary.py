@@ -35,14 +35,15 @@ class Way:
     build: Callable[[Sets], Parts]
 
 
-def needed_bytes(part: str, sizes: Sequence[int], learned: bool, norm: bool) -> int:
+def needed_bytes(part: str, sizes: Sequence[int], learned: bool, norm: bool, turning: float = 1.0) -> int:
     """Bytes that must move: each tensor of `sizes` bytes read and written once.
 
-    Backward reads the gradient and writes one, and for the gradient of frequencies or of a norm also what forward kept,
-    a tensor of the same size. Tables, gains and their gradients are small and not counted.
+    Backward reads the gradient and writes one, and also what forward kept: for a norm a tensor of the same size, for
+    the gradient of frequencies alone only the share of it that is `turning`. Tables, gains and their gradients are
+    small and not counted.
     """
-    times = 3 if part == "backward" and (learned or norm) else 2
-    return times * sum(sizes)
+    kept = 0.0 if part == "forward" else 1.0 if norm else turning * learned
+    return round((2 + kept) * sum(sizes))
 
 
 def measure(bench: Bench) -> Iterator[RotaryTime]:
@@ -238,7 +239,7 @@ def _variant(bench: Bench, variant: Variant) -> list[LayoutTime]:
     for norm, candidate in candidates.items():
         for part in PARTS:
             times = found[candidate.name, part]
-            num_bytes = needed_bytes(part, sizes, True, norm)
+            num_bytes = needed_bytes(part, sizes, True, norm, (variant.rotary_dim or dim) / dim)
             rows.append(
                 {
                     "layout": variant.name,
