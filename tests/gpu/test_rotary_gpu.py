@@ -121,6 +121,8 @@ SHAPES = {
     "head_dim 256, grouped": (16, 2, 256, 256, 1),
     "many wide heads": (40, 40, 256, 256, 1),
     "partial": (6, 3, 96, 32, 1),
+    "a quarter of 80": (8, 8, 80, 20, 1),
+    "odd rest": (4, 2, 27, 12, 1),
     "sets": (8, 4, 64, 64, 4),
     "sets, partial, odd": (9, 3, 80, 40, 3),
 }
@@ -153,8 +155,10 @@ def test_the_fused_kernel_equals_the_formula(name, norm, dtype, layout):
 
 @pytest.mark.parametrize("view", fused.VIEWS)
 @pytest.mark.parametrize("norm", [False, True])
-def test_the_fused_kernel_reads_views_where_they_lie(view, norm):
-    case = fused.Case((8, 4, 64, 48, 1), norm, torch.bfloat16, (3, 131))
+@pytest.mark.parametrize("shape", [(8, 4, 64, 48, 1), (5, 3, 28, 12, 1)])
+def test_the_fused_kernel_reads_views_where_they_lie(view, norm, shape):
+    """Also where no row begins at a multiple of 16."""
+    case = fused.Case(shape, norm, torch.bfloat16, (3, 131))
     rotation = case.rotation(length=fused.LENGTH)
     views = [fused.VIEWS[view](x) for x in case.inputs]
     for got, want in zip(case.results(rotation, views), case.results(rotation), strict=True):

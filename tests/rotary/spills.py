@@ -32,6 +32,8 @@ MORE = (
     Variant(name="partial, 64 of 128", head_dim=128, rotary_dim=64),
     Variant(name="partial, 32 of 80, 32 heads", q_heads=32, k_heads=32, head_dim=80, rotary_dim=32),
     Variant(name="partial, 24 of 96", head_dim=96, rotary_dim=24),
+    Variant(name="partial, 20 of 80, 32 heads", q_heads=32, k_heads=32, head_dim=80, rotary_dim=20),
+    Variant(name="partial, 64 of 256, interleaved", head_dim=256, rotary_dim=64, layout="interleaved"),
     Variant(name="head_dim 80", head_dim=80),
     Variant(name="head_dim 128, grouped queries", q_heads=32, k_heads=8, head_dim=128),
 )

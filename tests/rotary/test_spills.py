@@ -28,14 +28,14 @@ def compiled(folder, *arguments):
 def test_no_layout_spills_or_is_converted(tmp_path):
     """While memory delivers a pair of numbers a processor issues some 90 instructions."""
     found = compiled(tmp_path)
-    assert len(found) == 64
+    assert len(found) == 72
     assert {layout: spilled for layout, (spilled, _) in found.items() if spilled > 32} == {}
-    most = {("forward", False): 12, ("forward", True): 18, ("backward", False): 35, ("backward", True): 65}
+    most = {("forward", False): 12, ("forward", True): 18, ("backward", False): 35, ("backward", True): 67}
     long = {
         (name, kernel): length
         for (name, kernel), (_, length) in found.items()
-        # Of 24 dimensions only four at a time lie side by side in both halves and in what follows.
-        if length > most[kernel, "QK-norm" in name] * (1.1 if "24 of 96" in name else 1)
+        # Of 24 dimensions in two halves only four lie side by side everywhere, of 20 only two.
+        if length >= most[kernel, "QK-norm" in name] * (1.15 if "24 of" in name or "20 of" in name else 1)
     }
     assert long == {}
 

@@ -33,6 +33,8 @@ SHAPES = {
     "grouped queries": (4, 2, 32, 32, 1),
     "odd heads, partial": (3, 3, 64, 48, 1),
     "odd bands": (5, 1, 24, 20, 1),
+    "odd rest": (4, 2, 27, 12, 1),
+    "a quarter": (2, 2, 80, 20, 1),
     "sets, odd bands": (4, 2, 40, 40, 2),
     "sets, partial": (6, 2, 32, 16, 2),
     "sets, one for each head": (3, 3, 16, 16, 3),
@@ -165,7 +167,9 @@ def test_float32_values_and_all_gradients_equal_the_formula(name, norm, layout):
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("name", "norm"), with_norms(["grouped queries", "sets, partial", "queries alone"]))
+@pytest.mark.parametrize(
+    ("name", "norm"), with_norms(["grouped queries", "sets, partial", "odd rest", "a quarter", "queries alone"])
+)
 def test_16_bits_cost_one_rounding_of_what_is_16_bits(name, norm, dtype, layout):
     """The gradient of the frequencies is that of the rounded outputs, which are what attention sees."""
     case = Case(SHAPES[name], norm, dtype)
@@ -179,6 +183,18 @@ def test_16_bits_cost_one_rounding_of_what_is_16_bits(name, norm, dtype, layout)
     assert error(theta, want[2 * number]) < 2 * rounding
     for a, b in zip(gains, want[2 * number + 1 :], strict=True):
         assert error(a, b) < 3e-6  # computed from inputs, which are exact
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("name", ["odd heads, partial", "odd rest", "a quarter", "sets, partial"])
+def test_what_does_not_turn_stays_as_it_is(name, layout):
+    case = Case(SHAPES[name], dtype=torch.bfloat16)
+    rotary_dim = SHAPES[name][3]
+    with poisoned():
+        outs = turned(case.rotation(layout), case.inputs, case.gains)
+        grads = torch.autograd.grad(outs, case.inputs, case.weights)
+    for got, want in zip((*outs, *grads), (*case.inputs, *case.weights), strict=True):
+        assert torch.equal(got[..., rotary_dim:], want[..., rotary_dim:])
 
 
 @pytest.mark.parametrize(("name", "norm"), with_norms(["grouped queries", "sets, partial"]))

@@ -48,13 +48,10 @@ def fused_attention_backward(
     """The gradient of qkv, and sums of which `triton_rotary.gradients` makes those of frequencies and gains."""
     qkv_grad = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
     q_grad, k_grad, v_grad = qkv_grad.unbind(2)
-    # Turned back in place, as the thread that reads an element writes it; several may read those that do not turn.
-    in_place = 2 * cos.shape[-1] == qkv.shape[-1]
-    turned_q, turned_k = (each if in_place else torch.empty_like(q) for each in (q_grad, k_grad))
-    packed_attention.backward_into(turned_q, turned_k, v_grad, grad, q, k, qkv[:, :, 2], out, sums, starts)
+    packed_attention.backward_into(q_grad, k_grad, v_grad, grad, q, k, qkv[:, :, 2], out, sums, starts)
     saved = (q, k) if q_gain is None else (qkv[:, :, 0], qkv[:, :, 1])
-    totals = triton_rotary.turn_back(
-        turned_q, turned_k, *saved, q_grad, k_grad, cos, sin, index, offsets, half, q_gain, k_gain, eps, learn
+    totals = triton_rotary.turn_back(  # in place
+        q_grad, k_grad, *saved, q_grad, k_grad, cos, sin, index, offsets, half, q_gain, k_gain, eps, learn
     )
     return qkv_grad, totals
 

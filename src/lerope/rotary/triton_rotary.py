@@ -68,7 +68,7 @@ def _places(BANDS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr):
         first = pair
         second = pair + BANDS
     else:
-        # Neighbours come in runs, which Triton does not see by itself: it would read numbers one by one.
+        # Neighbours come in runs, none across a seam. Triton does not see them by itself and would read one by one.
         RUN: tl.constexpr = (BANDS | PAIRS | 16) & -(BANDS | PAIRS | 16)
         first = tl.max_contiguous(tl.multiple_of(tl.where(pair < BANDS, pair, pair + BANDS), RUN), RUN)
         second = tl.max_contiguous(tl.multiple_of(pair + tl.where(pair < BANDS, BANDS, PAIRS), RUN), RUN)
@@ -80,19 +80,22 @@ def _angles(
     cos, sin, index, token, head, here, num_table,
     HAS_INDEX: tl.constexpr, SETS: tl.constexpr, HEADS: tl.constexpr, BANDS: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """cos and sin of each pair, (tokens, 1 or heads, pairs), of no turn behind the bands; each token's table entry."""
+    """cos and sin of each pair, (tokens, 1 or heads, pairs), and each token's entry in the tables.
+
+    Pairs behind the bands turn by nothing. Only an inf in one of them is not left alone: its partner becomes NaN.
+    """
     if HAS_INDEX:
         row = tl.load(index + token, mask=here, other=0)
     else:
         row = token % num_table
-    band = tl.arange(0, PADDED)[None, None, :]
+    pair = tl.arange(0, PADDED)[None, None, :]
     place = row.to(tl.int64) * (SETS * BANDS)
-    keep = here & (band < BANDS)
+    keep = here & (pair < BANDS)
     if SETS > 1:
         place += (head // (HEADS // SETS)) * BANDS
         keep &= head < HEADS
-    c = tl.load(cos + place + band, mask=keep, other=1.0)
-    s = tl.load(sin + place + band, mask=keep, other=0.0)
+    c = tl.load(cos + place + pair, mask=keep, other=1.0)
+    s = tl.load(sin + place + pair, mask=keep, other=0.0)
     return c, s, row
 
 
@@ -103,7 +106,7 @@ def _turned(a, b, c, s):
 
 @triton.jit
 def _gains(gain, BANDS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, HALF: tl.constexpr):
-    """Those of both numbers of a pair, (1, 1, pairs)."""
+    """Gains of both numbers of every pair, (1, 1, pairs)."""
     here = tl.full((1, 1, 1), True, tl.int1)
     return _pair(gain + tl.zeros((1, 1, 1), tl.int32), here, BANDS, DIM, PADDED, HALF)
 
@@ -334,9 +337,10 @@ def turn_back(
     cos: Tensor, sin: Tensor, index: Tensor | None, offsets: Tensor, half: bool, q_gain: Tensor | None,
     k_gain: Tensor | None, eps: float, learn: bool,
 ) -> Tensor:  # fmt: skip
-    """Fills `out` with the gradients of q and k, which may be `grad` itself; the sums that `rotary_backward` gives.
+    """Fills `out`, which may be `grad`, with the gradients of q and k; the sums that `rotary_backward` gives.
 
-    Tokens of `out` lie evenly, each with its heads side by side.
+    Tokens of `out` lie evenly, each with its heads side by side. It may be `grad` because a tile has more pairs than
+    threads: only one reads an element, and what is written there needs what it read.
     """
     size = Size(q_grad, k_grad, cos, index, half, q_gain)
     grads = (q_grad, q_grad if k_grad is None else k_grad)
@@ -410,7 +414,7 @@ def forward_tile(size: "Size") -> tuple[int, int]:
 
 
 def backward_tile(size: "Size") -> tuple[int, int]:
-    """Tokens a program takes at a time and its warps; measured on an H200.
+    """Tokens a program takes at a time and its warps; measured on an H200 for the layouts of `lerope bench`.
 
     With few warps Triton spreads a large head over them in a way that a norm has to convert, at twice the instructions.
     """
@@ -429,7 +433,7 @@ def _power(number: int) -> int:
 
 
 def num_programs(size: "Size") -> int:
-    """Programs that share the tokens of a backward pass: not the GPU's choice, so that sums are the same on all."""
+    """Programs that share the tokens of a backward pass: measured, not the GPU's, so that sums are the same on all."""
     if size.sets > 1:
         return 792 if size.norm else 1056
     if size.norm:
