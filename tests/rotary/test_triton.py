@@ -12,6 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.library import opcheck
 
 import lerope
 from tests.rotary.reference import rotated
@@ -516,10 +517,10 @@ def test_operators_are_registered_as_torch_wants_them(keys, norm, index):
     q, k = case.inputs
     gains = case.gains or (None, None)
     forward = (q, k if keys else None, case.theta, *table, entries, offsets, True, *gains, EPS)
-    torch.library.opcheck(operators.rotary, forward, test_utils=CHECKS)
+    opcheck(operators.rotary, forward, test_utils=CHECKS)
     q, k, *gains = (None if t is None else t.detach() for t in (q, k, *gains))
     backward = (q, k if keys else None, q, k if keys else None, *table, entries, offsets, True, *gains, EPS, True)
-    torch.library.opcheck(operators.rotary_backward, backward, test_utils=CHECKS)
+    opcheck(operators.rotary_backward, backward, test_utils=CHECKS)
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])

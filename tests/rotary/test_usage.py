@@ -18,7 +18,7 @@ def compiled(folder, *arguments):
     """By layout: bytes that spill out of registers, and instructions for each pair of numbers."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(folder)
-    command = [sys.executable, Path(__file__).with_name("spills.py"), *arguments]
+    command = [sys.executable, Path(__file__).with_name("usage.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     rows = map(json.loads, done.stdout.splitlines())
