@@ -3,7 +3,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test test-slow test-gpu lint format bench figures clean
+.PHONY: help demo test test-slow test-gpu lint lint-page format bench figures clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -32,6 +32,14 @@ lint: $(READY)  ## ruff (format and rules) and mypy
 	@$(BIN)/ruff format --check --quiet . || (echo "run: make format"; exit 1)
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary
+
+PAGE := src/lerope/report/page
+lint-page:      ## eslint and prettier on the page's JavaScript and style; skipped with a sentence without npm
+	@if ! command -v npm > /dev/null; then echo "there is no npm here: the page's JavaScript is not linted"; \
+	elif ! npm install --no-save --no-package-lock --no-audit --no-fund --silent; then \
+	  echo "npm could not install eslint: the page's JavaScript is not linted"; \
+	else npm exec -- eslint $(PAGE) && (npm exec -- prettier --log-level warn --check '$(PAGE)/*.{js,css}' eslint.config.js || \
+	  (echo "run: npm exec -- prettier --write '$(PAGE)/*.{js,css}' eslint.config.js"; exit 1)); fi
 
 format: $(READY)  ## rewrite the code as ruff wants it
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .

@@ -122,12 +122,7 @@ function buildPhasors(host) {
     slider.setAttribute("aria-valuetext", output.textContent);
     fill(
       runs.filter((run) => band < run.phasors.real.length).map((run) => ({ key: run.id, run })),
-      () => {
-        const made = titledPlot();
-        made.text = element("p", { className: "quiet" });
-        made.plot.node.after(made.text);
-        return made;
-      },
+      notedPlot,
       ({ plot, title, text }, { run }) => {
         const { distances, real, imaginary, gradient, direction, coherence, wavelengths, relativeError, numSets } =
           run.phasors;

@@ -5,7 +5,8 @@ const page = { data: null, state: null, change: null };
 
 const families = { rope: "blue", prope: "orange", lerope: "vermillion", frozen: "green", nope: "purple" };
 const dashes = ["", "7 4", "2 3", "9 3 2 3", "1 4", "12 4", "5 2 1 2 1 2", "3 6"];
-const family = (method) => method.split(",")[0];
+const family = (method) => page.data.methods[method].family;
+const methodLabel = (method) => page.data.methods[method].label;
 const methodColor = (method) => `var(--${families[family(method)] ?? "black"})`;
 
 // A run has its method's colour, and a dash of its own among runs of that colour.
@@ -27,6 +28,8 @@ const unique = (values) => [...new Set(values)];
 const isShown = (rung, method) =>
   shown().some((run) => run.method === method && (rung === null || run.rungs.includes(rung)));
 const named = (run) => ({ name: run.id, ...look(run) });
+// A run's loss over its own validation documents, where it was scored.
+const usual = (run) => run.evaluations.find((one) => one.usual) ?? null;
 
 // A list of things that come and go: what stays keeps its elements, and with them focus and open tables.
 function keyed(host) {
@@ -52,6 +55,13 @@ function titledPlot() {
   return { node: element("div", {}, title, plot.whole), plot, title };
 }
 
+function notedPlot() {
+  const made = titledPlot();
+  made.text = element("p", { className: "quiet" });
+  made.plot.node.after(made.text);
+  return made;
+}
+
 function runTitle(node, run, more = "") {
   const sign = swatch({ ...look(run), dash: "" });
   node.replaceChildren(sign, ` ${run.id} `, element("small", {}, more));
@@ -69,16 +79,15 @@ const paths = (runs) => runs.map((run) => quoted(run.path)).join(" ");
 function nothing(node, has, command) {
   const runs = shown();
   const without = runs.filter((run) => !has(run));
+  const finished = without.filter((run) => run.finished);
   node.closest("section").classList.toggle("empty", without.length === runs.length);
   if (!runs.length) quiet(node, "No run is ticked.");
+  else if (!without.length) quiet(node, null);
   else if (without.length === runs.length)
-    quiet(
-      node,
-      "Nothing here yet; this makes it:",
-      without.some((run) => run.finished) ? command(without.filter((run) => run.finished)) : command(without),
-    );
-  else if (without.length) quiet(node, `Not measured: ${without.map((run) => run.id).join(", ")}.`);
-  else quiet(node, null);
+    quiet(node, "Nothing here yet; this makes it:", command(finished.length ? finished : without));
+  else if (finished.length)
+    quiet(node, `Not measured: ${finished.map((run) => run.id).join(", ")}. This does it:`, command(finished));
+  else quiet(node, `Not finished: ${without.map((run) => run.id).join(", ")}.`);
 }
 
 function choice(key, label, options, fill) {

@@ -45,19 +45,92 @@ function lossSpecification(title, field, runs) {
   };
 }
 
+// The loss of a run less that of the baseline on the same batches, smoothed.
+function fillThrough(host, plot) {
+  const runs = shown().filter((run) => run.gap);
+  host.hidden = !runs.length;
+  if (!runs.length) return;
+  const series = runs.map((run) => ({
+    ...named(run),
+    points: run.gap.steps.map((step, at) => ({ x: step, y: run.gap.values[at] })),
+  }));
+  // The first steps, where losses fall by nats, would hide what comes after.
+  const late = series.flatMap((one) => one.points.filter((point) => point.x >= 0.04 * one.points.at(-1).x));
+  const baseline = methodLabel(runs[0].gap.baseline);
+  plot.show({
+    chart: lines,
+    label: `Training loss less that of ${baseline}, by step.`,
+    height: 260,
+    across: true,
+    series: series.map((one) => ({ ...one, points: one.points.filter((point) => late.includes(point)) })),
+    direct: false,
+    x: {
+      domain: [0, extent(late.map((point) => point.x))[1]],
+      title: "step",
+      write: write.short,
+    },
+    y: {
+      domain: padded(extent([0, ...late.map((point) => point.y)])),
+      title: `training loss less that of ${baseline}, nats`,
+    },
+    rules: [{ y: 0, name: "" }],
+    tell: (target, targets) => ({
+      title: `step ${write.count(target.point.x)}`,
+      lines: nearest(target, targets).map(({ series: one, point }) => ({
+        look: one,
+        name: one.name,
+        value: write.signed(point.y),
+      })),
+    }),
+    table: () => ({
+      head: ["run", "step", "difference"],
+      rows: series.flatMap((one) => one.points.map((point) => [one.name, write.count(point.x), write.signed(point.y)])),
+    }),
+  });
+}
+
+// Evaluations besides the usual one: texts from outside, other windows.
+function fillDocuments(host, table) {
+  const found = shown().flatMap((run) =>
+    run.evaluations.filter((one) => !one.usual).map((one) => ({ run, one, key: `${one.on}\n${one.fingerprint}` })),
+  );
+  host.hidden = !found.length;
+  found.sort((a, b) => (a.key < b.key ? -1 : a.key > b.key ? 1 : 0));
+  table.replaceChildren(
+    tableOf({
+      head: ["documents", "run", "loss", "perplexity", "bits/byte", "number", "tokens"],
+      numeric: 2,
+      rows: found.map(({ run, one }) => [
+        one.on,
+        run.id,
+        write.loss(one.loss),
+        write.fixed(one.perplexity, 3),
+        write.loss(one.bits_per_byte),
+        write.count(one.num_documents),
+        write.count(one.num_tokens),
+      ]),
+    }),
+  );
+}
+
 function buildLosses(host) {
   const training = new Plot();
   const validation = new Plot();
+  const through = new Plot();
   const gap = new Plot();
   const note = element("p", { className: "quiet" });
-  const heading = element("h3", { className: "group" }, "Gap by position");
-  const below = element("div", {}, heading, gap.whole);
+  const middle = element("div", {}, element("h3", { className: "group" }, "Gap through training"), through.whole);
+  const below = element("div", {}, element("h3", { className: "group" }, "Gap by position"), gap.whole);
   const gapNote = element("p", { className: "quiet" });
+  const documents = element("div", { className: "scroll" });
+  const others = element("div", {}, element("h3", { className: "group" }, "On other documents"), documents);
   const legend = element("ul", { className: "legend" });
   const grid = element("div", { className: "grid" }, training.whole, validation.whole);
-  below.style.marginTop = "2.4rem";
-  host.append(legend, grid, note, below, gapNote);
+  for (const part of [middle, below, others]) part.style.marginTop = "2.4rem";
+  host.append(legend, grid, note, middle, below, gapNote, others);
   return () => {
+    fillDocuments(others, documents);
+    fillThrough(middle, through);
     const fill = (plot, title, field) => {
       const runs = shown().filter((run) => run[field].steps.length);
       plot.whole.hidden = !runs.length;
@@ -65,7 +138,7 @@ function buildLosses(host) {
     };
     legend.replaceChildren(...shown().map((run) => element("li", {}, swatch(look(run)), run.id)));
     fill(training, "Training loss", "training");
-    fill(validation, "Validation loss", "validation");
+    fill(validation, "Validation loss in training", "validation");
     nothing(
       note,
       (run) => run.training.steps.length,
@@ -91,7 +164,7 @@ function buildLosses(host) {
         const own = bins.filter((bin) => bin.rung === rung && bin.method === method);
         if (!own.length) continue;
         series.push({
-          name: rungs.length > 1 ? `${rung} ${method}` : method,
+          name: rungs.length > 1 ? `${rung} ${methodLabel(method)}` : methodLabel(method),
           color: methodColor(method),
           dash: dashes[
             (rungs.indexOf(rung) + methods.filter((other) => family(other) === family(method)).indexOf(method)) %
@@ -110,7 +183,7 @@ function buildLosses(host) {
     const points = series.flatMap((one) => one.points);
     gap.show({
       chart: lines,
-      label: `Loss less that of ${comparison.baseline}, by position in the window.`,
+      label: `Loss less that of ${methodLabel(comparison.baseline)}, by position in the window.`,
       across: true,
       series,
       height: 290,
@@ -122,7 +195,7 @@ function buildLosses(host) {
       },
       y: {
         domain: padded(extent(points.flatMap((point) => [point.low, point.high, point.y, 0]))),
-        title: `nats per token against ${comparison.baseline}, ± 1 standard error`,
+        title: `nats per token against ${methodLabel(comparison.baseline)}, ± 1 standard error`,
       },
       rules: [{ y: 0, name: "" }],
       tell: (target, targets) => ({

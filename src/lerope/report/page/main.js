@@ -1,12 +1,18 @@
 // The parts in order, the state and its place in the address, the theme, and new data from `lerope watch`.
 
 const parts = [
-  ["runs", "Runs", "Runs", "Tick up to a dozen; every chart follows. A run has the colour of its encoding.", buildRuns],
+  [
+    "runs",
+    "Runs",
+    "Runs",
+    "Tick up to a dozen; every chart follows. A run has the colour of its encoding. The loss is in nats per token over whole validation documents.",
+    buildRuns,
+  ],
   [
     "losses",
     "Losses",
     "Losses",
-    "Training is the mean over neighbouring steps. The gap is paired by seed and document; the band around it is one standard error over documents.",
+    "Training is the mean over neighbouring steps. The gap through training is on the same batches, as the mean over the eighth of steps before each; the gap by position is paired by seed and document, and the band around it is one standard error over documents.",
     buildLosses,
   ],
   [

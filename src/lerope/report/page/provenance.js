@@ -30,7 +30,11 @@ function buildProvenance(host) {
         summary.replaceChildren(
           run.id,
           " ",
-          element("small", {}, [run.label, run.rung, `seed ${run.seed}`, write.date(rest.created)].join(" · ")),
+          element(
+            "small",
+            {},
+            [methodLabel(run.method), run.rung, `seed ${run.seed}`, write.date(rest.created)].join(" · "),
+          ),
         );
         inside.replaceChildren(
           definitions([
@@ -57,8 +61,9 @@ function buildProvenance(host) {
                 element("h3", {}, "Results"),
                 definitions(
                   results.map((one) => [
-                    one.file,
+                    one.title,
                     [
+                      one.file,
                       one.date,
                       one.lerope && `lerope ${one.lerope}`,
                       one.torch && `torch ${one.torch}`,
@@ -78,7 +83,7 @@ function buildProvenance(host) {
 
 function buildFiles(host) {
   return () => {
-    const { files } = page.data;
+    const { files, missing } = page.data;
     host.parentElement.hidden = !files.length;
     const groups = new Map();
     for (const file of files) {
@@ -100,6 +105,9 @@ function buildFiles(host) {
             ]),
           ),
         ),
+      ),
+      ...missing.map(({ name, text, command }) =>
+        element("p", { className: "quiet" }, `Not drawn, ${name}: ${text}: `, element("code", {}, command)),
       ),
     );
   };

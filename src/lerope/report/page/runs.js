@@ -70,14 +70,14 @@ function buildVerdict(host) {
     const [low, high] = extent(effects.flatMap((effect) => [effect.low, effect.high, effect.difference, 0]));
     plot.show({
       chart: forest,
-      label: `Differences in loss to ${comparison.baseline}, with 95 % intervals.`,
+      label: `Differences in loss to ${methodLabel(comparison.baseline)}, with 95 % intervals.`,
       x: {
         domain: padded([low, high]),
-        title: `nats per token against ${comparison.baseline}; below zero is better`,
+        title: `nats per token against ${methodLabel(comparison.baseline)}; below zero is better`,
         write: (value) => (value === 0 ? "0" : write.signed(value, Math.abs(high - low) < 0.004 ? 4 : 3)),
       },
       rows: effects.map((effect) => ({
-        name: `${effect.rung}  ${effect.method}`,
+        name: `${effect.rung}  ${methodLabel(effect.method)}`,
         x: effect.difference,
         low: effect.low,
         high: effect.high,
@@ -85,18 +85,32 @@ function buildVerdict(host) {
         effect,
       })),
       tell: ({ point: { effect } }) => ({
-        title: `${effect.rung} ${effect.method}, ${write.several(effect.num_seeds, "seed")}`,
+        title: `${effect.rung} ${methodLabel(effect.method)}, ${write.several(effect.num_seeds, "seed")}`,
         lines: [
           { name: "difference", value: write.signed(effect.difference) },
           { name: "95 %", value: `${write.signed(effect.low)} to ${write.signed(effect.high)}` },
+          ...(effect.seed_deviation === null
+            ? []
+            : [{ name: "deviation between seeds", value: write.loss(effect.seed_deviation) }]),
         ],
       }),
       table: () => ({
-        head: ["rung", "method", "seeds", "documents", `loss`, `${comparison.baseline}`, "difference", "low", "high"],
+        head: [
+          "rung",
+          "method",
+          "seeds",
+          "documents",
+          "loss",
+          methodLabel(comparison.baseline),
+          "difference",
+          "low",
+          "high",
+          "deviation between seeds",
+        ],
         numeric: 2,
         rows: effects.map((e) => [
           e.rung,
-          e.method,
+          methodLabel(e.method),
           e.num_seeds,
           write.count(e.num_documents),
           write.loss(e.loss),
@@ -104,6 +118,7 @@ function buildVerdict(host) {
           write.signed(e.difference),
           write.signed(e.low),
           write.signed(e.high),
+          write.loss(e.seed_deviation),
         ]),
       }),
     });
@@ -162,7 +177,7 @@ function buildRuns(host) {
             column("rung", "minor"),
             column("seed", "number minor"),
             column("steps", "number minor"),
-            column("validation", "number"),
+            column("epochs", "number minor"),
             column("loss", "number"),
             column("perplexity", "number minor"),
             column("bits/byte", "number minor"),
@@ -190,7 +205,7 @@ function buildRuns(host) {
           "minor",
           "number minor",
           "number minor",
-          "number",
+          "number minor",
           "number",
           "number minor",
           "number minor",
@@ -202,29 +217,32 @@ function buildRuns(host) {
         input.checked = page.state.ticked.has(run.id);
         input.disabled = full && !input.checked;
         sign.replaceChildren(swatch(look(run)));
-        const { evaluation: found, progress } = run;
+        const { progress } = run;
+        const found = usual(run);
         const texts = [
-          run.label,
+          methodLabel(run.method),
           run.rung,
           String(run.seed),
           run.finished
             ? write.count(progress.steps ?? progress.step)
             : `${write.count(progress.step)} of ${write.count(progress.steps)}`,
-          write.loss(progress.validationLoss),
-          write.loss(found?.loss),
+          write.digits(progress.epochs, 2),
+          run.loss.of === "validation" && run.loss.value !== null
+            ? element("span", {}, element("small", {}, "in training "), write.loss(run.loss.value))
+            : write.loss(run.loss.value),
           found ? write.fixed(found.perplexity, 3) : "–",
           write.loss(found?.bits_per_byte),
         ];
         cells.forEach((cell, at) => cell.replaceChildren(texts[at]));
       },
     );
-    const unscored = runs.filter((run) => run.finished && !run.evaluation);
+    const unscored = runs.filter((run) => run.finished && !usual(run));
     if (full && runs.length > maxTicked)
       quiet(note, `${maxTicked} runs are ticked, which is as many as can be compared at once.`);
     else if (unscored.length)
       quiet(
         note,
-        `${unscored.length} finished run${unscored.length === 1 ? " has" : "s have"} no loss over whole documents:`,
+        `${unscored.length} finished run${unscored.length === 1 ? " has" : "s have"} the loss of the last validation in training alone, and none over whole documents:`,
         unscored.length <= 4 ? `lerope eval ${paths(unscored)}` : `lerope eval ${quoted(unscored[0].path)} ...`,
       );
     else quiet(note, null);
