@@ -12,24 +12,25 @@ import lerope
 
 SOURCE = Path(lerope.__file__).parent
 
-# Which other folders each may import; bench, cli and launch may import everything.
+# Which other folders each may import; everything may import core, and bench, cli and launch may import everything.
 BELOW = {
+    "core": set(),
     "rotary": set(),
     "data": set(),
-    "scaling": set(),
+    "results": set(),
+    "scaling": {"results"},
+    "paper": {"scaling"},
     "model": {"rotary"},
-    "train": {"rotary", "model", "data"},
-    "interop": {"rotary", "model", "train"},
-    "evaluate": {"rotary", "model", "data", "train"},
-    "analyze": {"rotary", "model", "data", "train", "evaluate", "interop"},
-    "report": {"scaling"},
+    "train": {"rotary", "model", "data", "results"},
+    "interop": {"rotary", "model", "train", "results"},
+    "evaluate": {"rotary", "model", "data", "train", "results"},
+    "analyze": {"rotary", "model", "data", "train", "evaluate", "interop", "results"},
+    "report": {"scaling", "paper", "results"},
 }
-FREE = {"bench", "cli", "launch"}
-# Modules of the package's own folder that describe files, and the folders that come after training's beginning.
-FILES = {"lerope.runs", "lerope.results"}
-READS_FILES = {"train", "evaluate", "analyze", "scaling", "report", "interop"}
-ROTARY_PACKAGES = {"torch", "triton"}
-NO_TORCH = {"scaling", "report"}
+FREE = {"bench", "cli", "doctor", "launch"}
+# What these folders may import besides the standard library.
+PACKAGES = {"core": {"msgspec", "rich"}, "rotary": {"torch", "triton"}}
+NO_TORCH = {"results", "scaling", "report", "paper"}
 
 
 def imports_of(path: Path) -> set[str]:
@@ -50,12 +51,10 @@ def imports_of(path: Path) -> set[str]:
 
 def violations(folder: str, found: set[str]) -> set[str]:
     own = {name for name in found if name.startswith("lerope.")}
-    packages = found - own - sys.stdlib_module_names
-    wrong = own - {f"lerope.{name}" for name in (folder, *BELOW[folder])}
-    if folder in READS_FILES:
-        wrong -= FILES
-    if folder == "rotary":
-        wrong |= packages - ROTARY_PACKAGES
+    packages = found - own - sys.stdlib_module_names - {"lerope"}
+    wrong = own - {f"lerope.{name}" for name in ("core", folder, *BELOW[folder])}
+    if folder in PACKAGES:
+        wrong |= packages - PACKAGES[folder]
     if folder in NO_TORCH:
         wrong |= packages & {"torch"}
     return wrong
@@ -82,10 +81,23 @@ def test_the_rule_can_fail(tmp_path):
     assert violations("rotary", imports_of(bad)) == {"numpy", "lerope.train", "lerope.model"}
     assert violations("report", imports_of(bad)) == {"torch", "lerope.train", "lerope.model"}
     assert violations("train", imports_of(bad)) == set()
+    assert violations("core", imports_of(bad)) == {"numpy", "torch", "lerope.train", "lerope.model"}
 
 
 def run_python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_the_ground_floor_and_what_reads_files_need_no_torch():
+    """Not even by way of another module."""
+    folders = ("core", *sorted(NO_TORCH))
+    modules = [
+        ".".join(("lerope", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+        for folder in folders
+        for path in sorted((SOURCE / folder).rglob("*.py"))
+    ]
+    code = f"import sys, importlib; [importlib.import_module(m) for m in {modules!r}]; print('torch' in sys.modules)"
+    assert run_python(code) == "False"
 
 
 def test_importing_lerope_is_free_and_torch_comes_on_first_use():

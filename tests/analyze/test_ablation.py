@@ -7,19 +7,19 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from lerope.analyze.ablation import leave_one_out, paired_difference
+from lerope.analyze.ablation import leave_one_out, paired_difference, remove_slowest
 from lerope.analyze.subjects import OwnModel, Removal
 from lerope.analyze.targets import open_target
+from lerope.core.ladder import ModelConfig
+from lerope.core.run import read_run
+from lerope.core.signals import Stopped
 from lerope.data.shards import Corpus
-from lerope.data.signals import Stopped
-from lerope.evaluate.perplexity import Request
-from lerope.model.config import ModelConfig
+from lerope.evaluate.perplexity import EvalRequest
 from lerope.model.init import init_weights
 from lerope.model.saved import load_model
 from lerope.model.transformer import Transformer
-from lerope.results import Ablation
+from lerope.results import Ablation, SlowestRemovals
 from lerope.rotary.encodings import FrozenRoPE, LeRoPE, RoPE
-from lerope.runs import read_run
 
 CPU = torch.device("cpu")
 LENGTH = 32
@@ -30,34 +30,33 @@ def by_hand(model: Transformer, removal: Removal | None) -> Transformer:
     if removal is None:
         return model
     half = model.encoding.layout == "half"
-    dims = [removal.band, removal.band + 8] if half else [2 * removal.band, 2 * removal.band + 1]
+    first = [band if half else 2 * band for band in removal.bands]
+    dims = [*first, *(dim + (8 if half else 1) for dim in first)]
     with torch.no_grad():
         if removal.meaning == "contribution":
             for block in model.blocks:
                 block.attention.q_norm.weight[dims] = 0.0
         else:
             frozen = model.encoding.freeze()
-            frozen.theta[..., removal.band] = 0.0
+            frozen.theta[..., list(removal.bands)] = 0.0
             model.encoding = frozen
     return model
 
 
 def document_losses(model: Transformer, tokens: np.ndarray) -> np.ndarray:
-    """Every window by itself in float64, whole logits."""
-    model, found = model.double(), []
+    """The first window in float64, whole logits."""
+    model = model.double()
     ids = torch.from_numpy(tokens.astype("int64"))
-    for start in range(0, len(ids) - 1, LENGTH):
-        inputs = ids[start : min(start + LENGTH, len(ids) - 1)]
-        with torch.no_grad():
-            scores = model(inputs[None])[0].log_softmax(-1)
-        found.append(-scores.gather(1, ids[start + 1 : start + 1 + len(inputs), None])[:, 0])
-    return torch.cat(found).numpy()
+    inputs = ids[: min(LENGTH, len(ids) - 1)]
+    with torch.no_grad():
+        scores = model(inputs[None])[0].log_softmax(-1)
+    return -scores.gather(1, ids[1 : 1 + len(inputs), None])[:, 0].numpy()
 
 
 def test_equals_models_changed_by_hand(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
-    got = leave_one_out(open_target(tmp_path / "run", Request(device="cpu")), 300, CPU)
-    split = Corpus(read_run(run).starts[-1]["data"]).validation
+    got = leave_one_out(open_target(tmp_path / "run", EvalRequest(device="cpu")), 300, CPU)
+    split = Corpus(read_run(run).starts[-1].data).validation
     documents = [split.document(index) for index in range(len(split))][: got.num_documents]
     whole = [document_losses(load_model(run), tokens) for tokens in documents]
     assert got.num_tokens == sum(map(len, whole)) >= 300
@@ -65,7 +64,7 @@ def test_equals_models_changed_by_hand(run, tmp_path):
     assert len(got.removals) == 16
     arrays = load_file(tmp_path / "run" / "results" / "ablation.safetensors")
     for row in got.removals:
-        removal = Removal(row["band"], row["meaning"])
+        removal = Removal((row["band"],), row["meaning"])
         changed = by_hand(load_model(run), removal)
         parts = [document_losses(changed, tokens) for tokens in documents]
         want = np.concatenate(parts).mean() - np.concatenate(whole).mean()
@@ -75,6 +74,22 @@ def test_equals_models_changed_by_hand(run, tmp_path):
     assert max(abs(row["increase"]) for row in got.removals) > 1e-3
     assert Ablation.load(tmp_path / "run" / "results" / "ablation.json") == got
     assert not list((tmp_path / "run" / "results").glob("*.partial"))
+
+
+def test_without_the_slowest_equals_models_changed_by_hand(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    got = remove_slowest(open_target(tmp_path / "run", EvalRequest(device="cpu")), 300, CPU)
+    split = Corpus(read_run(run).starts[-1].data).validation
+    documents = [split.document(index) for index in range(len(split))][: got.num_documents]
+    whole = np.concatenate([document_losses(load_model(run), tokens) for tokens in documents])
+    order = np.argsort(abs(load_model(run).encoding.theta.double().numpy()), kind="stable").tolist()
+    assert [row["num_bands"] for row in got.removals] == [*range(1, 9)] * 2
+    assert [row["band"] for row in got.removals] == order * 2
+    for row in got.removals:
+        changed = by_hand(load_model(run), Removal(tuple(order[: row["num_bands"]]), row["meaning"]))
+        want = np.concatenate([document_losses(changed, tokens) for tokens in documents]).mean() - whole.mean()
+        assert row["increase"] == pytest.approx(want, abs=2e-6), row
+    assert SlowestRemovals.load(tmp_path / "run" / "results" / "slowest.json") == got
 
 
 @pytest.mark.parametrize("meaning", ["contribution", "frequency"])
@@ -98,8 +113,8 @@ def test_other_layouts_and_sharings(make, meaning):
     subject = OwnModel(built())
     whole = subject.losses(rows)
     for band in (0, 2, 7):
-        got = subject.losses(rows, Removal(band, meaning))
-        changed = by_hand(built(), Removal(band, meaning))
+        got = subject.losses(rows, Removal((band,), meaning))
+        changed = by_hand(built(), Removal((band,), meaning))
         for row, losses in zip(rows, got, strict=True):
             np.testing.assert_allclose(losses[: len(row) - 1], document_losses(changed, row), atol=2e-5)
         if band == 2:
@@ -113,8 +128,8 @@ def test_a_still_band_costs_nothing_to_hold_still():
     model = Transformer(config, FrozenRoPE(theta))
     init_weights(model, 0)
     subject, rows = OwnModel(model), [np.arange(3, 40)]
-    assert torch.equal(subject.losses(rows, Removal(5, "frequency")), subject.losses(rows))
-    assert not torch.equal(subject.losses(rows, Removal(5, "contribution")), subject.losses(rows))
+    assert torch.equal(subject.losses(rows, Removal((5,), "frequency")), subject.losses(rows))
+    assert not torch.equal(subject.losses(rows, Removal((5,), "contribution")), subject.losses(rows))
 
 
 def test_standard_error_is_that_of_documents():
@@ -137,7 +152,7 @@ def test_standard_error_is_that_of_documents():
 def test_goes_on_with_the_band_it_was_at(run, tmp_path, monkeypatch):
     for name in ("once", "stopped"):
         shutil.copytree(run, tmp_path / name / "run")
-    want = leave_one_out(open_target(tmp_path / "once" / "run", Request(device="cpu")), 300, CPU)
+    want = leave_one_out(open_target(tmp_path / "once" / "run", EvalRequest(device="cpu")), 300, CPU)
     real, asked = OwnModel.losses, []
 
     def until_the_sixth(self, rows, removal=None):
@@ -150,7 +165,7 @@ def test_goes_on_with_the_band_it_was_at(run, tmp_path, monkeypatch):
         asked.append(removal)
         return real(self, rows, removal)
 
-    target = open_target(tmp_path / "stopped" / "run", Request(device="cpu"))
+    target = open_target(tmp_path / "stopped" / "run", EvalRequest(device="cpu"))
     monkeypatch.setattr(OwnModel, "losses", until_the_sixth)
     with pytest.raises(Stopped):
         leave_one_out(target, 300, CPU)
@@ -159,5 +174,5 @@ def test_goes_on_with_the_band_it_was_at(run, tmp_path, monkeypatch):
     got = leave_one_out(target, 300, CPU)
     assert got.removals == want.removals
     assert None not in asked  # the whole model was scored before the stop
-    assert Removal(0, "contribution") not in asked
-    assert Removal(7, "frequency") in asked
+    assert Removal((0,), "contribution") not in asked
+    assert Removal((7,), "frequency") in asked

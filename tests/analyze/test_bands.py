@@ -8,20 +8,20 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_weights
-from safetensors.torch import save_file
 
 from lerope.analyze.bands import contributions, dominant_band, full_rows, measure, measure_bands
 from lerope.analyze.subjects import OwnModel
 from lerope.analyze.targets import open_target
-from lerope.data.signals import Stopped
+from lerope.core.ladder import ModelConfig
+from lerope.core.signals import Stopped
 from lerope.evaluate.documents import Texts
-from lerope.evaluate.perplexity import Request
-from lerope.model.config import ModelConfig
+from lerope.evaluate.perplexity import EvalRequest
 from lerope.model.init import init_weights
 from lerope.model.transformer import Transformer
 from lerope.results import Bands
 from lerope.rotary.encodings import Encoding, LeRoPE, NoPE, RoPE
 from lerope.rotary.rotate import rotate
+from tests.train.runs import plant_weights
 
 CONFIG = ModelConfig(num_layers=2, num_heads=2, head_dim=16, vocab_size=50)
 CPU = torch.device("cpu")
@@ -155,8 +155,8 @@ def test_the_result_of_a_planted_run_names_band_and_wavelength(run, tmp_path):
     model = Transformer(CONFIG, LeRoPE(16))
     model.load_state_dict(weights)
     plant(model, 3)
-    save_file(model.state_dict(), tmp_path / "run" / "model" / "model.safetensors")
-    got = measure_bands(open_target(tmp_path / "run", Request(device="cpu")), 4, CPU)
+    plant_weights(tmp_path / "run", model.state_dict())
+    got = measure_bands(open_target(tmp_path / "run", EvalRequest(device="cpu")), 4, CPU)
     theta = float(model.encoding.frequencies()[3].detach())
     assert got.dominant_band == 3
     assert got.dominant_wavelength == pytest.approx(2 * np.pi / theta, rel=1e-6)
@@ -165,7 +165,7 @@ def test_the_result_of_a_planted_run_names_band_and_wavelength(run, tmp_path):
 
 
 def test_a_model_without_turning_bands_has_no_dominant_one(run, tmp_path):
-    target = open_target(run, Request(device="cpu"))
+    target = open_target(run, EvalRequest(device="cpu"))
     got = measure_bands(replace(target, path=tmp_path, load=lambda device: OwnModel(model_with(NoPE(16)))), 4, CPU)
     assert got.dominant_band is None
     assert got.dominant_wavelength is None
@@ -175,7 +175,7 @@ def test_a_model_without_turning_bands_has_no_dominant_one(run, tmp_path):
 
 def test_file_and_arrays_say_the_same(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
-    target = open_target(tmp_path / "run", Request(device="cpu"))
+    target = open_target(tmp_path / "run", EvalRequest(device="cpu"))
     got = measure_bands(target, 3, CPU)
     assert Bands.load(tmp_path / "run" / "results" / "bands.json") == got
     arrays = load_file(tmp_path / "run" / "results" / "bands.safetensors")
@@ -197,7 +197,7 @@ def test_file_and_arrays_say_the_same(run, tmp_path):
 
 
 def test_a_signal_stops_between_rows(monkeypatch):
-    from lerope.data import signals
+    from lerope.core import signals
 
     monkeypatch.setattr(signals.Signals, "received", 15, raising=False)
     monkeypatch.setattr(signals.Signals, "__init__", lambda self: setattr(self, "_before", {}))

@@ -7,7 +7,7 @@ import torch
 from lerope.analyze.bands import measure
 from lerope.analyze.phasors import gradient_phasors
 from lerope.analyze.subjects import OwnModel, Removal
-from lerope.model.config import ModelConfig
+from lerope.core.ladder import ModelConfig
 from lerope.model.init import init_weights
 from lerope.model.transformer import Transformer
 from lerope.rotary.encodings import RoPE
@@ -30,7 +30,7 @@ def test_contributions_and_losses():
     want, got = (measure(subject, ROWS, "test") for subject in (one, other))
     np.testing.assert_allclose(got.contributions, want.contributions, atol=1e-4)
     np.testing.assert_allclose(got.bounds, want.bounds, rtol=1e-4)
-    for removal in (Removal(2, "contribution"), Removal(2, "frequency")):
+    for removal in (Removal((2,), "contribution"), Removal((2, 5), "frequency")):
         torch.testing.assert_close(other.losses(ROWS, removal).cpu(), one.losses(ROWS, removal), atol=1e-4, rtol=1e-4)
 
 

@@ -16,7 +16,7 @@ from lerope.analyze.phasors import measure_phasors  # noqa: E402
 from lerope.analyze.subjects import Removal  # noqa: E402
 from lerope.analyze.targets import open_target  # noqa: E402
 from lerope.analyze.wavelengths import describe_frequencies  # noqa: E402
-from lerope.evaluate.perplexity import Request  # noqa: E402
+from lerope.evaluate.perplexity import EvalRequest  # noqa: E402
 
 CPU = torch.device("cpu")
 SHAPE = {
@@ -128,14 +128,14 @@ def hand_made(folder: Path, removal: Removal | None):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         if removal is not None and removal.meaning == "frequency":
-            model.model.rotary_emb.inv_freq[removal.band] = 0.0
+            model.model.rotary_emb.inv_freq[removal.bands[0]] = 0.0
         elif removal is not None:
             for layer in model.model.layers:
                 norm = getattr(layer.self_attn, "q_norm", None)
                 if norm is not None:
-                    norm.weight[[removal.band, removal.band + 4]] = 0.0
+                    norm.weight[[removal.bands[0], removal.bands[0] + 4]] = 0.0
                 else:
-                    layer.self_attn.q_proj.weight.view(4, 8, 32)[:, [removal.band, removal.band + 4]] = 0.0
+                    layer.self_attn.q_proj.weight.view(4, 8, 32)[:, [removal.bands[0], removal.bands[0] + 4]] = 0.0
     return model
 
 
@@ -143,7 +143,7 @@ def hand_made(folder: Path, removal: Removal | None):
 def test_leave_one_out_equals_models_changed_by_hand(folder, meaning):
     subject = HuggingFaceModel(folder)
     changes = []
-    for removal in (None, *(Removal(band, meaning) for band in range(4))):
+    for removal in (None, *(Removal((band,), meaning) for band in range(4))):
         got = subject.losses(ROWS, removal)
         model = hand_made(folder, removal)
         for row, losses in zip(ROWS, got, strict=True):
@@ -160,7 +160,7 @@ def test_leave_one_out_equals_models_changed_by_hand(folder, meaning):
 def test_nothing_stays_changed(folder):
     subject = HuggingFaceModel(folder)
     before = subject.losses(ROWS)
-    subject.losses(ROWS, Removal(0, "contribution"))
+    subject.losses(ROWS, Removal((0,), "contribution"))
     measure(subject, ROWS, "test")
     assert torch.equal(subject.losses(ROWS), before)
     module = __import__(type(subject.model).__module__, fromlist=["apply_rotary_pos_emb"])
@@ -181,7 +181,7 @@ def test_a_folder_is_a_target_like_a_run(tmp_path):
     folder = with_tokenizer(write(tmp_path / "m", "llama"))
     text = tmp_path / "text.txt"
     text.write_text(" ".join(np.random.default_rng(0).choice(list("abcdefgh"), 150)))
-    target = open_target(folder, Request(device="cpu", text=(str(text),), length=20))
+    target = open_target(folder, EvalRequest(device="cpu", text=(str(text),), length=20))
     assert target.train_length == 64
     assert np.asarray(target.documents.source.lengths).tolist() == [21] * 7 + [10]
     bands = measure_bands(target, 4, CPU)
@@ -199,7 +199,7 @@ def test_a_folder_is_a_target_like_a_run(tmp_path):
 
 
 def test_the_embedded_text_is_there_without_any(tmp_path):
-    target = open_target(with_tokenizer(write(tmp_path / "m", "qwen3")), Request(device="cpu"))
+    target = open_target(with_tokenizer(write(tmp_path / "m", "qwen3")), EvalRequest(device="cpu"))
     assert target.length == 64
     assert len(target.documents.source.lengths) > 64
     assert target.documents.name == "python documentation"
@@ -225,7 +225,7 @@ def test_heads_that_turn_in_part_are_refused(tmp_path):
 def test_a_corpus_is_refused(tmp_path):
     folder = write(tmp_path / "m", "llama")
     with pytest.raises(ValueError, match="data must be left out"):
-        open_target(folder, Request(device="cpu", data=tmp_path))
+        open_target(folder, EvalRequest(device="cpu", data=tmp_path))
 
 
 def test_models_without_rope_are_refused(tmp_path):

@@ -12,8 +12,8 @@ from torch import Tensor
 from lerope.analyze import phasors as phasors_module
 from lerope.analyze.phasors import gradient_phasors, head_phasors, measure_phasors
 from lerope.analyze.targets import open_target
-from lerope.evaluate.perplexity import Request
-from lerope.model.config import ModelConfig
+from lerope.core.ladder import ModelConfig
+from lerope.evaluate.perplexity import EvalRequest
 from lerope.model.init import init_weights
 from lerope.model.saved import load_model
 from lerope.model.transformer import Transformer
@@ -141,7 +141,7 @@ def test_equals_a_double_loop_whatever_the_tiles(tile, monkeypatch):
 @pytest.fixture
 def measured(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
-    target = open_target(tmp_path / "run", Request(device="cpu"))
+    target = open_target(tmp_path / "run", EvalRequest(device="cpu"))
     return (
         measure_phasors(target, 3, None, CPU),
         load_file(tmp_path / "run" / "results" / "phasors.safetensors"),
@@ -194,7 +194,7 @@ def test_derivative_on_the_grid_is_that_of_the_objective(measured):
 
 def test_one_layer_and_bad_layers(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
-    target = open_target(tmp_path / "run", Request(device="cpu"))
+    target = open_target(tmp_path / "run", EvalRequest(device="cpu"))
     assert {row["layer"] for row in measure_phasors(target, 2, 1, CPU).bands} == {1}
     with pytest.raises(ValueError, match="layer must be 0 to 1; got 2"):
         measure_phasors(target, 2, 2, CPU)

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 import lerope
 from lerope.analyze.targets import open_target
 from lerope.analyze.wavelengths import describe_frequencies, suppressed_from
-from lerope.evaluate.perplexity import Request
+from lerope.evaluate.perplexity import EvalRequest
 from lerope.results import LearnedFrequencies
 
 # The paper's figure of learned frequencies, as others read it off: 32 bands, train length 2,048.
@@ -42,7 +42,7 @@ def test_suppression_points_that_are_known():
 @pytest.fixture
 def described(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
-    return tmp_path / "run", describe_frequencies(open_target(tmp_path / "run", Request(device="cpu")))
+    return tmp_path / "run", describe_frequencies(open_target(tmp_path / "run", EvalRequest(device="cpu")))
 
 
 def test_bands_equal_the_saved_frequencies(described):
@@ -81,7 +81,7 @@ def test_long_histories_are_thinned(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     lines = [json.dumps({"step": step, "log_scales": [step / 1e4] * 8}) for step in range(1001)]
     (tmp_path / "run" / "frequencies.jsonl").write_text("\n".join(lines) + "\n")
-    describe_frequencies(open_target(tmp_path / "run", Request(device="cpu")))
+    describe_frequencies(open_target(tmp_path / "run", EvalRequest(device="cpu")))
     arrays = load_file(tmp_path / "run" / "results" / "frequencies.safetensors")
     assert len(arrays["steps"]) == 200
     assert (arrays["steps"][0], arrays["steps"][-1]) == (0, 1000)
@@ -99,7 +99,7 @@ def test_layers_and_heads_with_frequencies_of_their_own(run, tmp_path):
     frozen.save(tmp_path / "run" / "model" / "frequencies.json", 32)
     record = json.dumps({"step": 0, "frequencies": theta.tolist()})
     (tmp_path / "run" / "frequencies.jsonl").write_text(record + "\n")
-    got = describe_frequencies(open_target(tmp_path / "run", Request(device="cpu")))
+    got = describe_frequencies(open_target(tmp_path / "run", EvalRequest(device="cpu")))
     places = [(row["layer"], row["head"], row["suppressed_from"], row["num_aliased"]) for row in got.sets]
     assert places == [(0, 0, None, 0), (0, 1, None, 1), (1, 0, 4, 0), (1, 1, None, 0)]
     assert got.sets[2]["suppressed_rope_wavelength"] == pytest.approx(2 * math.pi * 100)
@@ -113,11 +113,11 @@ def test_data_that_is_gone_does_not_matter(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     content = json.loads((tmp_path / "run" / "run.json").read_text())
     edit(tmp_path / "run" / "run.json", starts=[{**content["starts"][-1], "data": str(tmp_path / "gone")}])
-    describe_frequencies(open_target(tmp_path / "run", Request(device="cpu")))
+    describe_frequencies(open_target(tmp_path / "run", EvalRequest(device="cpu")))
 
 
 def test_a_run_without_records_is_one_sentence(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run" / "frequencies.jsonl").unlink()
     with pytest.raises(ValueError, match="has no records; restore it"):
-        describe_frequencies(open_target(tmp_path / "run", Request(device="cpu")))
+        describe_frequencies(open_target(tmp_path / "run", EvalRequest(device="cpu")))

@@ -19,10 +19,10 @@ from lerope.bench.run import SECTIONS, run
 from lerope.bench.step import LEROPE, NANOGPT, ROPE, _ratios
 from lerope.bench.timing import Times
 from lerope.cli.main import main
-from lerope.data.display import Display
+from lerope.core.ladder import rung
+from lerope.core.terminal import Display
 from lerope.data.loader import Loader
 from lerope.data.shards import Corpus
-from lerope.model.config import rung
 from lerope.results import Benchmark, load_result
 from lerope.rotary.encodings import RoPE
 from lerope.rotary.rotate import Rotation

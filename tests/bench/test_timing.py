@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lerope.bench.timing import Candidate, Stopwatch, Times, quartiles, reason
-from lerope.data.display import Display
-from lerope.data.signals import Signals, Stopped
+from lerope.core.signals import Signals, Stopped
+from lerope.core.terminal import Display
 
 CPU = torch.device("cpu")
 

@@ -46,7 +46,7 @@ def test_tables_and_sentences(copies, capsys, monkeypatch):
 
 
 def test_json_holds_what_the_files_hold(copies, capsys, monkeypatch):
-    monkeypatch.setattr("lerope.data.display._LINE_SECONDS", -1.0)  # progress at every chance, beside the JSON
+    monkeypatch.setattr("lerope.core.terminal._LINE_SECONDS", -1.0)  # progress at every chance, beside the JSON
     out = printed(capsys, copies["lerope"], "--parts", "bands", "ablation", "--max-tokens", "60", "--json")
     (found,) = json.loads(out)
     assert list(found) == ["bands", "ablation"]
@@ -82,18 +82,20 @@ def planted(path, band: int, wavelength: float, dominance: float) -> None:
 
 def test_dominant_bands_and_both_ratios(copies, capsys, monkeypatch):
     """lambda / L of 2 and 3 at equal lengths: mean and slope 2.5, sd 0.707."""
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "250")
     parts = ("--parts", "bands", "--rows", "2")
-    printed(capsys, copies["rope"], copies["lerope"], *parts)
-    planted(copies["rope"], 5, 64.0, 4.0)
+    other = shutil.copytree(copies["lerope"], copies["lerope"].with_name("other"))
+    printed(capsys, copies["rope"], copies["lerope"], other, *parts)
+    planted(copies["rope"], 4, 640.0, 9.0)  # fixed frequencies say nothing about what is learned
+    planted(other, 5, 64.0, 4.0)
     planted(copies["lerope"], 6, 96.0, 3.0)
-    out = printed(capsys, copies["rope"], copies["lerope"], *parts)
+    out = printed(capsys, copies["rope"], other, copies["lerope"], *parts)
     assert "Band 5 carries position: wavelength 64.0 tokens, 2.00 train lengths; its RMS is 4.0 times the next." in out
     assert "Band 6 carries position: wavelength 96.0 tokens, 3.00 train lengths" in out
-    assert "over 2 runs where a band stands out: mean 2.500 ± 0.707" in out
+    assert "over 2 runs with one set of learned frequencies where a band stands out: mean 2.500 ± 0.707" in out
     assert "slope through the origin 2.500, where one run has 50% of the weight" in out
     planted(copies["lerope"], 6, 96.0, 1.5)
-    out = printed(capsys, copies["rope"], copies["lerope"], *parts)
+    out = printed(capsys, copies["rope"], other, copies["lerope"], *parts)
     assert "No band stands out: the largest RMS, that of band 6, is only 1.50 times the next." in out
     assert "slope through the origin" not in out
 

@@ -28,7 +28,8 @@ def test_a_study_as_tables_and_verdicts(tmp_path, capsys, wide):
     lines = text.splitlines()
     rows = [line.split() for line in lines]
     assert ["lerope", "3.0030", "3.0090", "3.0060", "3.0060"] in rows
-    assert ["lerope", "3", "-0.0063", "documents"] in [row[:4] for row in rows]
+    # The standard deviation of -0.007, -0.006 and -0.006.
+    assert ["lerope", "3", "-0.0063", "0.0006", "documents"] in [row[:5] for row in rows]
     assert sum(row[:1] == ["both"] for row in rows) == 3
     assert "share of the gain of lerope over rope" in text
     assert "217M: difference to rope by position" in text
@@ -43,7 +44,7 @@ def test_one_seed_says_so(tmp_path, capsys, wide):
     text = capsys.readouterr().out
     assert text.count("one seed says nothing about others.") == 2
     rows = [line.split() for line in text.splitlines()]
-    assert sum("documents" in row[3:4] for row in rows) == 2
+    assert sum("documents" in row[3:4] for row in rows) == 2  # without a deviation
     assert not [row for row in rows if row[:1] == ["both"]]
 
 
@@ -58,6 +59,13 @@ def test_json_is_the_result_and_out_is_its_file(tmp_path, capsys):
         "rope": 0.0013,
         "lerope": -0.005,
     }
+
+
+def test_a_method_is_the_same_however_it_is_spelled(tmp_path, capsys):
+    paths = write_study(tmp_path / "runs", STUDY)
+    call(*paths, "--json", "--baseline", "rope,base=1e4", "--reference", "prope,p=0.75,base=10000")
+    found = json.loads(capsys.readouterr().out)
+    assert (found["baseline"], found["reference"]) == ("rope", "prope")
 
 
 @pytest.mark.parametrize(

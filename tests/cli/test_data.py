@@ -46,6 +46,25 @@ def test_from_text_to_a_corpus_and_a_look_at_it(source, tmp_path, capsys):
     assert "is complete" in capsys.readouterr().out
 
 
+def test_a_corpus_that_is_cut_short_says_so(source, tmp_path, capsys):
+    out = str(tmp_path / "out")
+    limits = ["--max-tokens", "5000", "--max-validation-tokens", "1000000"]
+    main(["data", "prepare", source, "--out", out, "--vocab-size", "400", "--validation-fraction", "0.1", *limits])
+    train, validation = capsys.readouterr().out.splitlines()[-4:-2]
+    assert train.startswith("train ")
+    assert train.endswith(" MB of text, cut short by the limit of 5,000 tokens")
+    assert validation.endswith(" MB of text, below the limit of 1,000,000 tokens")
+
+    main(["data", "inspect", out])
+    shown = capsys.readouterr().out
+    assert "nats, cut short by the limit of 5,000 tokens\n" in shown
+    assert "validation   0.1 of the documents, by a hash of their text, below the limit of 1,000,000 tokens\n" in shown
+    main(["data", "inspect", out, "--json"])
+    splits = json.loads(capsys.readouterr().out)["splits"]
+    assert [splits[name]["max_tokens"] for name in ("train", "validation")] == [5_000, 1_000_000]
+    assert 5_000 <= splits["train"]["num_tokens"] < 5_000 + 1_000
+
+
 def test_a_tokenizer_that_is_trained_shown_and_used(source, tmp_path, capsys):
     path = str(tmp_path / "x.model")
     main(["tokenizer", "train", source, "--out", path, "--vocab-size", "400"])

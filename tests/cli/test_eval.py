@@ -11,8 +11,9 @@ import time
 
 import pytest
 
+from lerope.cli.eval import alike
 from lerope.cli.main import main
-from lerope.results import Evaluation
+from lerope.results import Evaluation, RunResult
 from tests.data.corpora import write_corpus
 from tests.train.runs import tiny_run
 
@@ -54,7 +55,7 @@ def test_a_table_and_json(runs, capsys):
 
 
 def test_json_is_json_however_long_it_takes(runs, capsys, monkeypatch):
-    monkeypatch.setattr("lerope.data.display._LINE_SECONDS", 0.0)
+    monkeypatch.setattr("lerope.core.terminal._LINE_SECONDS", 0.0)
     for command in (["eval"], ["extrapolate", "--to", 64, "--temperatures", 0.1]):
         assert call(command[0], runs[1], *command[1:], "--device", "cpu", "--json", "--batch-tokens", 64) == 0
         said = capsys.readouterr()
@@ -81,14 +82,20 @@ def test_all_runs_are_looked_at_before_any_is_scored(runs, capsys):
 def test_extrapolate_finds_the_dominant_band_and_shows_both_selections(runs, capsys):
     assert call("extrapolate", *runs, "--to", 64, "--device", "cpu", "--temperatures", 0.1) == 0
     text = capsys.readouterr().out
-    assert "All documents, cut at 64 tokens" in text
-    assert "Documents longer than 64 tokens, cut there" in text
+    assert text.count("All documents, cut at 64 tokens") == 1
+    assert text.count("Documents longer than 64 tokens, cut there") == 1
     assert max(map(len, text.splitlines())) <= 80
     content = json.loads((runs[1] / "results" / "extrapolation.json").read_text())
     band = content["settings"]["dominant_band"]
     assert text.count(f"band {band} alone") >= 4
     assert call("extrapolate", runs[0], "--to", 64, "--device", "cpu", "--dominant-band", 3, "--json") == 0
     assert json.loads(capsys.readouterr().out)[0]["settings"]["dominant_band"] == 3
+
+
+def test_runs_whose_dominant_bands_differ_share_a_table():
+    made = [RunResult(settings={"to": 64, "dominant_band": band}, provenance={}, run={}) for band in (3, 5)]
+    assert alike(made, besides=("dominant_band", "temperatures")) == [made]
+    assert alike(made) == [[made[0]], [made[1]]]
 
 
 def test_torchrun_gives_what_one_process_gives(runs, tmp_path):

@@ -6,17 +6,17 @@ import shlex
 import pytest
 
 from lerope.cli.main import main
+from lerope.core.run import read_run
 from lerope.launch.recipes import STUDIES
 from lerope.results import Evaluation
-from lerope.runs import read_run
 from tests.data.corpora import write_corpus
 
 # Steps, tokens and compute of one run of each rung, from the ladder's formulas.
 STEPS = {"52M": 7_880, "217M": 33_040, "608M": 92_760, "1.34B": 204_320, "2.52B": 385_000}
 COMPUTE = {"52M": 1.1697e17, "217M": 3.9234e18, "608M": 3.7176e19, "1.34B": 1.9410e20, "2.52B": 7.1434e20}
-# Forward over 160M tokens: 2 (N_ne + vocabulary x width) + 2 layers x row x width for each.
+# Forward over 10M tokens: 2 (N_ne + vocabulary x width) + 2 layers x row x width for each.
 EVAL = {
-    rung: 160e6 * 2 * (12 * layers * width**2 + 32_000 * width + layers * 2_048 * width)
+    rung: 10e6 * 2 * (12 * layers * width**2 + 32_000 * width + layers * 2_048 * width)
     for rung, layers, width in (
         ("52M", 6, 512),
         ("217M", 12, 1_024),
@@ -67,9 +67,11 @@ def test_the_list(capsys, monkeypatch):
 def test_commands_for_a_cluster(capsys):
     lines = called(capsys, "ladder", "fixed", "--data", "d", "--out", "o", "--print").splitlines()
     assert len(lines) == 5
-    assert lines[0] == (
-        "lerope train 217M --data d --encoding rope --seed 42 --out o/217M-rope-42 && lerope eval o/217M-rope-42"
-    )
+    assert lines[0].split(" && ") == [
+        "lerope train 217M --data d --encoding rope --seed 42 --out o/217M-rope-42",
+        "lerope eval o/217M-rope-42",
+        "lerope analyze o/217M-rope-42 --parts frequencies bands",
+    ]
     source = next(i for i, line in enumerate(lines) if "--out o/217M-lerope-43 " in line)
     needs = next(i for i, line in enumerate(lines) if "o/217M-lerope-43/model/frequencies.json" in line)
     assert source < needs
@@ -120,14 +122,23 @@ def test_a_failure_is_reported_and_ends_with_1(capsys, data, tmp_path, monkeypat
     ("args", "sentence"),
     [
         (["ladder", "mine"], "study must be one of main, seeds, base"),
-        (["ladder", "base"], "data must name prepared text, as `lerope data prepare hf:c4 --out data/my-text`"),
-        (["ladder", "code"], "as `lerope data prepare hf:starcoder --out"),
+        # 33,040 steps of 131,072 tokens at 217M, 92,760 at 608M and 385,000 at 2.52B.
+        (
+            ["ladder", "base"],
+            "data must name prepared text, as `lerope data prepare hf:c4 --max-tokens 4330618880 --out data/c4` makes",
+        ),
+        (["ladder", "seeds"], "as `lerope data prepare hf:c4 --max-tokens 12158238720 --out data/c4`"),
+        (["ladder", "main"], "as `lerope data prepare hf:c4 --max-tokens 50462720000 --out data/c4`"),
+        (["ladder", "main", "--steps", "10"], "as `lerope data prepare hf:c4 --max-tokens 1310720 --out data/c4`"),
+        (["ladder", "code"], "as `lerope data prepare hf:starcoder --max-tokens 4330618880 --out data/starcoder`"),
         (["ladder", "code", "--demo"], "as `lerope data prepare python: --vocab-size 2048 --out"),
         (["ladder", "base", "--steps", "0"], "steps must be a positive whole number; got 0"),
         (["ladder", "base", "--data", "DATA"], "has a vocabulary of 2,048, but 217M-rope-base2048-42 is a model for"),
         (["ladder", "base", "--demo", "--data", "DATA", "--at-once", "0"], "at_once must be a positive whole number"),
         (["plan", "base", "--row-length", "4096"], "row_length, batch_tokens and vocab_size are a study's own"),
         (["plan", "52M", "--demo"], "demo is for studies"),
+        (["plan", "52M", "--data", "d"], "data is for studies; name one, as in lerope plan seeds --data d."),
+        (["plan", "base", "--data", "d"], "d/manifest.json does not exist"),
         (["plan", "nowhere.py:mine"], "study 'nowhere.py:mine' cannot be imported"),
     ],
 )
@@ -172,9 +183,11 @@ def test_the_plan_as_a_table(capsys, monkeypatch, columns):
     rows = [line.split() for line in text.splitlines() if line.startswith("total")]
     # 3 x (7,880 + 33,040 + 92,760 + 204,320 + 385,000) steps; 3 x 9.500e20 FLOP.
     assert rows[0][1:5] == ["15", "2,169,000", "284.30B", "2.85e21"]
-    # 15 times slower: 15 / 3 x 160M / 1.033B of a 52M run's time, and 15 / 3 x 160M / 50.46B at 2.52B.
-    assert "77% at 52M" in " ".join(text.split())
-    assert "2% at 2.52B" in " ".join(text.split())
+    # 15 times slower: 15 / 3 x 10M / 1.033B of a 52M run's time, and 15 / 3 x 10M / 50.46B at 2.52B.
+    assert " 4.8% at 52M" in " ".join(text.split())
+    assert " 0.1% at 2.52B" in " ".join(text.split())
+    assert "a validation split of 10.00M tokens" in " ".join(text.split())
+    assert "  lerope data prepare hf:c4 --max-tokens 50462720000 --out data/c4" in text.splitlines()
     assert len(rows[1]) == 7
     assert lines["2.52B"]
     codes = called(capsys, "plan", "code")
@@ -185,6 +198,17 @@ def test_the_plan_as_a_table(capsys, monkeypatch, columns):
     ]
 
 
+def test_a_plan_with_the_data_there_is(capsys, data, monkeypatch):
+    """4 x 40 validation tokens are read once for each of 4 runs; 60 x 80 training tokens are what a run repeats."""
+    monkeypatch.setenv("COLUMNS", "1000")
+    found = json.loads(called(capsys, "plan", "base", "--data", data, "--json"))
+    assert (found["validation_tokens"], found["total"]["eval_tokens"]) == (160, 640)
+    text = called(capsys, "plan", "base", "--data", data)
+    assert f"a validation split of 0.00M tokens (that of {data})" in text
+    assert "The longest run reads the 0.00M training tokens 902,212.27 times." in text
+    assert "lerope data prepare" not in text
+
+
 def test_a_plan_in_small(capsys):
     text = called(capsys, "plan", "main", "--demo")
     assert "GPU hours" not in text
@@ -192,6 +216,7 @@ def test_a_plan_in_small(capsys):
     assert found["total"]["steps"] == 3 * (20 + 40 + 60 + 80 + 100)
     assert {run["rung"] for run in found["runs"]} == {"demo"}
     assert {run["eval_tokens"] for run in found["runs"]} == {32_768}
+    assert found["prepare"].startswith("lerope data prepare python: --vocab-size 2048")
 
 
 @pytest.mark.parametrize("command", ["ladder", "sweep"])

@@ -61,6 +61,56 @@ def test_a_table_of_losses(tmp_path, capsys):
     assert (found["baseline"], found["fits"]) == ("a", [])
 
 
+def test_the_joint_fit_has_every_method_and_its_error(tmp_path, capsys):
+    (tmp_path / "losses.csv").write_text(CSV)
+    main(["multipliers", str(tmp_path / "losses.csv"), "--json"])
+    fits = [fit for fit in json.loads(capsys.readouterr().out)["fits"] if fit["estimator"] == "shared E"]
+    by_method = {}
+    for fit in fits:
+        by_method.setdefault(fit["method"], {})[fit["parameter"]] = fit["value"]
+    assert list(by_method) == ["rope", "lerope", None]
+    assert by_method["rope"]["E"] == by_method["lerope"]["E"]
+    assert by_method["rope"]["alpha"] != by_method["lerope"]["alpha"]
+    both = [by_method[name]["rmse"] ** 2 for name in ("rope", "lerope")]
+    assert by_method[None] == {"rmse": pytest.approx((sum(both) / 2) ** 0.5)}
+    main(["multipliers", str(tmp_path / "losses.csv")])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for name in ("rope", "lerope"):
+        values = by_method[name]
+        wanted = [name, "shared", "E", f"{values['E']:.4g}", f"{values['A']:.4g}", f"{values['alpha']:.5f}"]
+        assert wanted in [row[:6] for row in rows]
+    assert ["all", "shared", "E", f"{by_method[None]['rmse']:.2e}"] in rows
+
+
+def test_a_baseline_that_does_not_fall_costs_what_needs_it_to_and_no_more(tmp_path, capsys):
+    (tmp_path / "losses.csv").write_text(CSV.replace("2.6304", "2.9135"))
+    main(["multipliers", str(tmp_path / "losses.csv"), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert multipliers_of(found, "lerope") == []
+    assert len(multipliers_of(found, "lerope", "fitted")) == len(multipliers_of(found, "lerope", "shared E")) == 4
+    assert {fit["method"] for fit in found["fits"]} == {"rope", "lerope", None}
+    (note,) = [note for note in found["notes"] if "piecewise" in note]
+    assert note == (
+        "There are no multipliers piecewise in ln C: the loss of rope does not fall with compute at every rung "
+        "(3.4093, 2.9035, 2.9135, 2.4488)."
+    )
+    (tmp_path / "rising.csv").write_text("rung,rope,lerope\n52M,2.5,3\n217M,2.6,3\n608M,2.7,3\n1.34B,2.8,3\n")
+    main(["multipliers", str(tmp_path / "rising.csv"), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["multipliers"] == []
+    assert found["notes"][1].endswith("as fitted, rope gets worse with compute.")
+
+
+def test_a_method_is_the_same_however_it_is_spelled(tmp_path, capsys):
+    (tmp_path / "a.csv").write_text(CSV.replace("rope,lerope", '"rope,base=1e4","prope,p=0.75"'))
+    main(["multipliers", str(tmp_path / "a.csv"), "--baseline", "prope,base=10000", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["baseline"] == "prope"
+    assert {point["method"] for point in found["multipliers"]} == {"rope"}
+    (tmp_path / "b.csv").write_text('rung,rope,"rope,base=1e4"\n52M,3.4,3.4\n217M,3.0,3.0\n')
+    assert "must name each column once; got rung, rope, rope" in complaint(capsys, tmp_path / "b.csv")
+
+
 def test_runs(tmp_path, capsys):
     losses = {("19M", "rope", 1): 4.0, ("19M", "lerope", 1): 3.99, ("52M", "rope", 1): 3.5, ("52M", "lerope", 1): 3.49}
     paths = [str(path) for path in write_study(tmp_path, losses)]
@@ -83,7 +133,7 @@ def test_runs(tmp_path, capsys):
         ("", "must have a column rung or compute and two methods or more"),
         ("rung,rope\n52M,3\n", "two methods or more; got ['rung', 'rope']"),
         ("size,rope,lerope\n52M,3,2\n", "must have a column rung or compute"),
-        ("rung,rope,lerope\n53M,3,2\n", "line 2: rung must be one of 19M, 52M"),
+        ("rung,rope,lerope\n53M,3,2\n", "line 2: rung must be one of demo, 19M, 52M"),
         ("rung,rope,lerope\n52M,3,\n", "line 2: could not convert string to float: ''; every cell must be filled"),
         ("rung,rope,lerope\n52M,3,2\n", "compute must be two or more different positive numbers"),
     ],

@@ -7,8 +7,10 @@ import signal
 import pytest
 
 from lerope.cli.main import main
-from lerope.data.signals import Stopped
+from lerope.cli.needle import _meaning
+from lerope.core.signals import Stopped
 from lerope.evaluate import needle as module
+from lerope.results import Needle
 from tests.evaluate.copier import copier, copier_tokenizer, random_model, write_run
 
 SMALL = ("--samples", "2", "--depths", "0", "0.5", "1", "--device", "cpu")
@@ -65,6 +67,45 @@ def test_lengths_beyond_training(runs, capsys):
     assert text.startswith("Needles up to 1,024 tokens by pi, 2 prompts a depth, in python documentation\n")
     assert re.search(r"^ +1,024 +0\.0% +0\.0 to 39\.0%", text, re.M)
     assert re.search(r"^ +depth \\ tokens +512 +1,024 *$", text, re.M)
+
+
+def test_a_filler_that_is_too_short_is_said_in_the_tables(runs, capsys, tmp_path):
+    (tmp_path / "filler.txt").write_text("".join(f"All of this was written by hand number {at}. " for at in range(25)))
+    assert call(runs["random"], *SMALL, "--to", "1024", "--filler", str(tmp_path / "filler.txt")) == 0
+    text = capsys.readouterr().out
+    number = int(re.search(r"\n\* The filler has (\d+) tokens: these haystacks repeat sentences\.", text)[1])
+    assert 512 < number < 1024
+    assert re.search(r"^ +1,024\* +0\.0%", text, re.M)
+    assert re.search(r"^ +512 +0\.0%", text, re.M)
+    assert re.search(r"^ +depth \\ tokens +512 +1,024\* *$", text, re.M)
+
+
+@pytest.mark.parametrize(
+    ("totals", "sentence"),
+    [
+        ([(1.0, 0.0, 1), (1.0, 0.0, 3)], "exact match is 100.0% with 1 and 100.0% with 3 distractors."),
+        (
+            [(0.8, 0.05, 1), (0.5, 0.4, 3)],
+            "exact match is 80.0% with 1 and 50.0% with 3 distractors; of wrong answers 64% are another key's value.",
+        ),
+        ([(0.6, 0.0, 0)], "exact match is 60.0%."),
+    ],
+)
+def test_what_numbers_mean(totals, sentence):
+    cells = [
+        {
+            "length": 512,
+            "num_distractors": number,
+            "num_samples": 100,
+            "num_correct": round(100 * rate),
+            "rate": rate,
+            "distractor_rate": distractor,
+            "other_rate": 1 - rate - distractor,
+        }
+        for rate, distractor, number in totals
+    ]
+    result = Needle(run={}, settings={}, provenance={}, cells=cells, totals=cells, left_out=[])
+    assert _meaning(result) == sentence
 
 
 def test_prompts_are_shown_without_a_model(runs, capsys, tmp_path):

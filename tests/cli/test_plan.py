@@ -5,8 +5,8 @@ import json
 import pytest
 
 from lerope.cli.main import main
+from lerope.core.ladder import LADDER, rung
 from lerope.model.accounting import memory_per_gpu
-from lerope.model.config import LADDER, rung
 from lerope.model.gpus import GPUS
 
 # The paper's ladder as printed: layers, embedding dimension, MLP hidden, N_ne, N_tot. Heads are 4/3 of the layers.

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import re
 import signal
 import subprocess
@@ -53,7 +54,10 @@ def test_report_writes_a_page_and_tables_and_says_where(runs, tmp_path, capsys):
     assert said.rstrip().endswith(f"file://{out}/index.html".replace(" ", "%20"))
 
 
-def test_figures_are_drawn_and_linked(runs, tmp_path, monkeypatch):
+def test_figures_are_drawn_and_linked_and_those_without_inputs_are_not(runs, tmp_path, monkeypatch, capsys):
+    from lerope.report.figures import Written
+    from lerope.report.style import Missing
+
     drawn = []
 
     def write_figures(bundle, folder, progress):
@@ -61,12 +65,55 @@ def test_figures_are_drawn_and_linked(runs, tmp_path, monkeypatch):
         folder.mkdir()
         (folder / "one.svg").write_text("<svg/>")
         drawn.append(len(bundle.runs))
-        return [folder / "one.svg"]
+        return Written([folder / "one.svg"], {"code": Missing("There is no run on code", "lerope train")})
 
     monkeypatch.setattr("lerope.report.figures.write_figures", write_figures)
     main(["report", str(runs / "19M-lerope-42"), "--out", str(tmp_path / "out")])
     assert drawn == [1]
-    assert "figures/one.svg" in embedded_data(tmp_path / "out" / "index.html")["files"]
+    data = embedded_data(tmp_path / "out" / "index.html")
+    assert "figures/one.svg" in data["files"]
+    assert data["missing"] == [{"name": "code", "text": "There is no run on code", "command": "lerope train"}]
+    assert "not drawn, code: There is no run on code: lerope train" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("encoding", ["lerope,rotary_dim=32", "runs/other/model/frequencies.json"])
+@pytest.mark.parametrize("analyzed", [True, False], ids=["analyzed", "trained"])
+def test_runs_with_fewer_bands_than_half_the_head(encoding, analyzed, tmp_path, capsys):
+    """Learned prefix-partial rotary, and frozen frequencies of it, beside a RoPE run of all bands."""
+    pytest.importorskip("matplotlib")
+    for name, bands in (("rope", 32), (encoding, 16)):
+        run = _Run(tmp_path / "runs" / f"19M-{len(name)}", "19M", name, 42, num_bands=bands)
+        run.write(3.4)
+        if analyzed:
+            run.frequencies()
+            run.bands()
+            run.ablation(3.4)
+            run.phasors(3.4)
+    main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
+    data = embedded_data(tmp_path / "out" / "index.html")
+    (found,) = [run for run in data["runs"] if run["method"] != "rope"]
+    assert len(found["frequencies"]["rope"]) == len(found["frequencies"]["wavelengths"][-1]) == 16
+    assert found["frequencies"]["rope"][-1] == pytest.approx(2 * math.pi * 1e4 ** (15 / 16), rel=1e-4)
+    assert not [note for note in data["notes"] if "error" in note.lower()]
+    names = {file["name"] for file in data["missing"]}
+    assert ("gradient-phasors" in names) == (not analyzed)
+
+
+def test_what_commands_leave_for_themselves_is_no_result(runs, tmp_path, capsys):
+    """A study of the ladder keeps .measured.json among results."""
+    (runs / "19M-rope-42" / "results" / ".measured.json").write_text('{"kind": "nothing"}')
+    main(["report", str(runs), "--out", str(tmp_path / "out"), "--no-figures"])
+    assert "measured" not in capsys.readouterr().out
+    (runs / "19M-rope-42" / "results" / "measured.json").write_text('{"kind": "nothing"}')
+    main(["report", str(runs), "--out", str(tmp_path / "out"), "--no-figures"])
+    assert "measured.json is not a result file" in capsys.readouterr().out
+
+
+def test_arrays_that_are_not_those_of_their_result_are_named(runs, tmp_path, capsys):
+    (runs / "19M-rope-42" / "results" / "frequencies.safetensors").write_bytes(b"no")
+    main(["report", str(runs), "--out", str(tmp_path / "out"), "--no-figures"])
+    said = capsys.readouterr().out
+    assert "frequencies.safetensors is not what frequencies.json was saved with" in said
 
 
 def test_without_matplotlib_there_is_a_page_and_a_sentence(runs, tmp_path, monkeypatch, capsys):
@@ -123,6 +170,6 @@ def test_a_damaged_run_alone_is_named(tmp_path, capsys):
         main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "out")])
     assert stop.value.code == 2
     error = capsys.readouterr().err
-    assert "run.json is damaged" in error
+    assert "run.json is not whole JSON" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()

@@ -6,8 +6,8 @@ import signal
 import pytest
 
 from lerope.cli.main import main
-from lerope.data.signals import Stopped
-from lerope.model.config import LADDER
+from lerope.core.ladder import LADDER
+from lerope.core.signals import Stopped
 from lerope.results import Sweep
 from tests.train.runs import TINY, tiny_corpus
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lerope.data.shards import SPLITS, TOKENIZER, Manifest, SplitManifest, SplitWriter, sha256_of, token_dtype
+from lerope.core.run import TOKENIZER
+from lerope.data.shards import SPLITS, Manifest, SplitManifest, SplitWriter, sha256_of, token_dtype
 
 BOS, EOS = 1, 2
 
@@ -37,6 +38,7 @@ def write_corpus(directory: Path, lengths: dict[str, list[int]], vocab_size: int
         eos=EOS,
         tokenizer_sha256=sha256_of(directory / TOKENIZER),
         num_skipped=0,
+        code_share=0.0,
         splits=splits,
     ).save(directory)
     return directory

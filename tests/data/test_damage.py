@@ -87,11 +87,11 @@ DAMAGE = {
     "manifest deleted": (lambda folder: (folder / "manifest.json").unlink(), "manifest.json does not exist"),
     "manifest cut": (lambda folder: os.truncate(folder / "manifest.json", 100), "manifest.json is not whole JSON"),
     "manifest empty": (lambda folder: os.truncate(folder / "manifest.json", 0), "manifest.json is not whole JSON"),
-    "other version": (edit(lambda m: m.update(version=99)), "manifest.json: version must be 1; got 99"),
+    "other version": (edit(lambda m: m.update(version=99)), "manifest.json: version must be 2, got 99"),
     "edited": (edit(lambda m: m.update(vocab_size=7)), "manifest.json: fingerprint"),
-    "field missing": (edit(lambda m: m.pop("bos")), "manifest.json: field bos is missing"),
-    "field unknown": (edit(lambda m: m.update(x=1)), "manifest.json: field x is unknown"),
-    "splits": (edit(lambda m: m.update(splits={"train": 3})), "manifest.json: splits is not what"),
+    "field missing": (edit(lambda m: m.pop("bos")), "manifest.json: bos is missing"),
+    "field unknown": (edit(lambda m: m.update(x=1)), "manifest.json: x is unknown"),
+    "splits": (edit(lambda m: m.update(splits={"train": 3})), "manifest.json: splits"),
 }
 
 
@@ -253,6 +253,15 @@ OPTIONS = {
     ),
     "empty validation": (lambda f: {"--validation-fraction": 1e-9}, "the validation split is empty, all 20 documents"),
     "empty training": (lambda f: {"--validation-fraction": 1 - 1e-9}, "the train split is empty, all 20 documents"),
+    "no tokens": (lambda f: {"--max-tokens": 0}, "max_tokens must be 1 or more; got 0."),
+    "no validation tokens": (
+        lambda f: {"--max-validation-tokens": -3},
+        "max_validation_tokens must be 1 or more; got -3.",
+    ),
+    "cut before validation": (
+        lambda f: {"--validation-fraction": 1e-9, "--max-tokens": 50},
+        "give another --validation-fraction or a larger --max-tokens and another --out.",
+    ),
     "no workers": (lambda f: {"--workers": 0}, "workers must be 1 or more; got 0."),
     "no dataset": (lambda f: {"source": f"hf:{f}/nothing"}, "nothing: the dataset cannot be opened ("),
 }
@@ -316,6 +325,14 @@ def test_packages_that_are_not_installed(package, tmp_path, small_tokenizer, cap
 CHANGES = {
     "sources": (lambda f: {"source": write_jsonl(f / "y.jsonl", made_up(500))}, "sources was ["),
     "validation_fraction": (lambda f: {"--validation-fraction": 0.2}, "validation_fraction was 0.1, now it is 0.2"),
+    "max_tokens": (
+        lambda f: {"--max-tokens": 9000},
+        "max_tokens was None, now it is 9000; use the same, or name another",
+    ),
+    "max_validation_tokens": (
+        lambda f: {"--max-validation-tokens": 9},
+        "max_validation_tokens was None, now it is 9;",
+    ),
     "text_field": (lambda f: {"--text-field": "text"}, "text_field was None, now it is 'text'"),
     "vocab_size": (lambda f: {"--vocab-size": 399}, "vocab_size was None, now it is 399"),
     "tokenizer": (lambda f: {"--tokenizer": None, "--vocab-size": 300}, "vocab_size was None, now it is 300"),
@@ -425,4 +442,6 @@ def test_a_tokenizer_or_progress_that_changed_between(begun, tmp_path, capfd, mo
     path.write_bytes(kept)
     for content in ("", "[]", '{"settings": {}}', "{"):
         (tmp_path / "out" / "progress.json").write_text(content)
-        assert "progress.json is damaged (" in complaint(capfd, *begun)
+        text = complaint(capfd, *begun)
+        assert "progress.json" in text
+        assert "prepare it anew" in text

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lerope.data import packing, shards
 from lerope.data.loader import IGNORED, Loader, assemble, validation_batches
-from lerope.data.packing import Packing, fill_rows, shuffled, windows
+from lerope.data.packing import Packing, fill_rows, place, shuffled, windows
 from lerope.data.shards import Corpus, SplitWriter
 from tests.data.corpora import BOS, EOS, write_corpus
 
@@ -28,10 +28,11 @@ def slow_rows(corpus, row_length, seed, epoch):
     for index in shuffled(len(corpus.train), seed, epoch):
         tokens = [int(t) for t in corpus.train.document(int(index))]
         stream += list(zip(tokens, [*tokens[1:], IGNORED], range(len(tokens)), [int(index)] * len(tokens), strict=True))
-    return [stream[i : i + row_length] for i in range(0, len(stream) - row_length + 1, row_length)]
+    rows = [stream[i : i + row_length] for i in range(0, len(stream) - row_length + 1, row_length)]
+    return [rows[place(number, len(rows), seed, epoch)] for number in range(len(rows))]
 
 
-def test_rows_are_the_shuffled_stream_cut_at_row_length(corpus):
+def test_rows_are_the_shuffled_stream_cut_at_row_length_in_an_order_of_their_own(corpus):
     assert len(corpus.manifest.splits["train"].shards) > 2
     for row_length in (1, 8, 16, 50):
         loader = Loader(corpus.train, row_length, batch_rows=1, seed=3)
@@ -126,6 +127,46 @@ def test_the_order_never_changes():
     """Runs of different versions are compared as pairs, so these numbers are for ever."""
     assert shuffled(10, 42, 0).tolist() == [3, 6, 8, 0, 4, 9, 7, 1, 2, 5]
     assert shuffled(10, 42, 1).tolist() != shuffled(10, 42, 0).tolist()
+
+
+@given(st.integers(1, 400), st.integers(0, 2**63 - 1), st.integers(0, 1000))
+@settings(max_examples=50, deadline=None)
+def test_rows_have_an_order_of_their_own(count, seed, epoch):
+    order = [place(number, count, seed, epoch) for number in range(count)]
+    assert sorted(order) == list(range(count))
+
+
+def test_the_order_of_rows_never_changes():
+    assert [place(number, 10, 42, 0) for number in range(10)] == [8, 2, 1, 5, 3, 7, 0, 4, 6, 9]
+    assert [place(number, 10, 42, 1) for number in range(10)] == [6, 9, 4, 3, 0, 8, 2, 1, 5, 7]
+    assert [place(number, 10**8, 42, 0) for number in (0, 1, 99_999_999)] == [52_641_953, 48_998_618, 23_089_430]
+
+
+def test_rows_of_one_document_are_spread_over_the_epoch():
+    """Documents of 100 rows, batches of 64: the commonest document has few rows of a batch, as in a random draw."""
+    packing = Packing(np.full(200, 100 * 16), 16, seed=42)
+    most = []
+    for step in range(packing.rows_per_epoch // 64):
+        documents = [packing.pieces(row)[0].document for row in range(64 * step, 64 * step + 64)]
+        most.append(np.bincount(documents).max())
+    drawn = np.random.default_rng(0).permutation(np.repeat(np.arange(200), 100))[: 64 * len(most)].reshape(-1, 64)
+    expected = np.mean([np.bincount(batch).max() for batch in drawn])
+    assert np.mean(most) == pytest.approx(expected, rel=0.05)
+    assert max(most) < 10
+
+
+def test_the_order_of_rows_looks_random():
+    """Where a row goes says nothing about where it was, nor about where its neighbour goes: correlations and digits."""
+    count = 20_011
+    order = np.array([place(number, count, 7, 0) for number in range(count)])
+    noise = 4 / np.sqrt(count)
+    for lag in (1, 2, 142, 143):
+        assert abs(np.corrcoef(order[:-lag], order[lag:])[0, 1]) < noise
+    assert abs(np.corrcoef(order, np.arange(count))[0, 1]) < noise
+    gaps = np.abs(np.diff(order))
+    assert np.mean(gaps) / count == pytest.approx(1 / 3, abs=0.02)
+    fixed = np.count_nonzero(order == np.arange(count))
+    assert fixed < 6  # a random permutation has 1 on average
 
 
 def test_rows_longer_than_the_corpus_are_refused():

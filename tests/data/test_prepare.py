@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import multiprocessing.util
 import os
 import random
 import signal
@@ -269,6 +270,19 @@ def test_few_batches_are_under_way(small_tokenizer):
     next(encoded)
     assert taken <= 4
     encoded.close()
+
+
+def slow_to_end(path):
+    def end():
+        time.sleep(0.3)
+        path.write_text("ended")
+
+    multiprocessing.util.Finalize(None, end, exitpriority=1)
+
+
+def test_a_child_that_has_answered_ends_by_itself(tmp_path):
+    workers.run_in_child(slow_to_end, tmp_path / "note", wait=lambda: None)
+    assert (tmp_path / "note").exists()
 
 
 def test_the_advice_of_a_mistake_can_be_followed(tmp_path):

@@ -6,21 +6,21 @@ distance does that, by rotation alone. Layer 1 turns by nothing. Its query is th
 token itself, which is r times the sum at the token before; so it attends to the token that followed the same past.
 """
 
-import json
 import math
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from lerope.data.shards import TOKENIZER
+from lerope.core.ladder import ModelConfig
+from lerope.core.run import TOKENIZER
 from lerope.data.tokenizer import Tokenizer, train_tokenizer
 from lerope.evaluate.filler import load_filler
-from lerope.model.config import ModelConfig
 from lerope.model.init import init_weights
 from lerope.model.saved import save_model
 from lerope.model.transformer import Transformer
 from lerope.rotary.encodings import FrozenRoPE, RoPE
+from tests.made_runs import made_recipe, make_run
 
 HEAD_DIM, CONSTANT = 128, 127
 NUM_SPECIAL = 259  # unknown, BOS, EOS and bytes come before all pieces
@@ -99,11 +99,7 @@ def random_model() -> Transformer:
 
 def write_run(folder: Path, model: Transformer, tokenizer: Path, length: int = LENGTH) -> Path:
     """A finished run directory with this model."""
-    folder.mkdir(parents=True)
-    recipe = {"encoding": "rope", "seed": 0, "rung": "demo", "row_length": length, "model": vars(model.config)}
-    identity = {"recipe": recipe, "data": "none", "frequencies": "none"}
-    content = {"identity": identity, "finished": True, "created": "2026-01-01T00:00:00+00:00", "starts": [{}]}
-    (folder / "run.json").write_text(json.dumps(content))
+    make_run(folder, made_recipe("demo", "rope", 0, vars(model.config), row_length=length, batch_tokens=length), "none")
     named = tokenizer.with_name(TOKENIZER)
     if named != tokenizer:
         named.write_bytes(tokenizer.read_bytes())

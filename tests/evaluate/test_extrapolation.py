@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import lerope
+from lerope.core.ladder import ModelConfig
 from lerope.data.shards import Corpus
 from lerope.evaluate.extrapolation import extrapolate, stretches
-from lerope.evaluate.perplexity import Request
+from lerope.evaluate.perplexity import EvalRequest
 from lerope.evaluate.scorer import Scorer, Stretch
-from lerope.model.config import ModelConfig
 from lerope.model.init import init_weights
 from lerope.model.saved import load_model
 from lerope.model.transformer import Transformer
@@ -113,7 +113,7 @@ def test_frequencies_of_layers_and_heads(sharing):
 
 def test_columns_and_selections(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
-    got = extrapolate(tmp_path / "run", TO, Request(device="cpu"), (0.1,), dominant_band=2)
+    got = extrapolate(tmp_path / "run", TO, EvalRequest(device="cpu"), (0.1,), dominant_band=2)
     assert Extrapolation.load(tmp_path / "run" / "results" / "extrapolation-96.json") == got
     split = validation(run)
     rows = [split.document(index, 0, TO + 1) for index in range(len(split))]
@@ -146,12 +146,12 @@ def test_columns_and_selections(run, tmp_path):
     [
         ({"to": LENGTH}, "to must be above the train length of 32 tokens; got 32"),
         ({"temperatures": (0.0,)}, "temperatures must be positive"),
-        ({"request": Request(device="cpu", max_tokens=1)}, "has no document longer than the train length"),
+        ({"request": EvalRequest(device="cpu", max_tokens=1)}, "has no document longer than the train length"),
         ({"dominant_band": 99}, "dominant_band must be 0 to 7"),
     ],
 )
 def test_bad_input_is_one_sentence(run, tmp_path, changes, words):
     shutil.copytree(run, tmp_path / "run")
-    arguments = {"to": TO, "request": Request(device="cpu"), **changes}
+    arguments = {"to": TO, "request": EvalRequest(device="cpu"), **changes}
     with pytest.raises(ValueError, match=words):
         extrapolate(tmp_path / "run", **arguments)

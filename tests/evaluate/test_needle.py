@@ -13,15 +13,15 @@ import sentencepiece
 import torch
 from safetensors.numpy import load_file
 
-from lerope.data.signals import Stopped
+from lerope.core.run import finished_run
+from lerope.core.signals import Stopped
 from lerope.data.tokenizer import Tokenizer
 from lerope.evaluate.answers import DISTRACTOR, GOLD, OTHER, Place, ask, ask_all
 from lerope.evaluate.filler import Filler, load_filler
 from lerope.evaluate.haystack import Haystacks, Prompt
-from lerope.evaluate.needle import Request, needle, plan, wilson
+from lerope.evaluate.needle import NeedleRequest, needle, plan, wilson
 from lerope.evaluate.scorer import Scorer
 from lerope.results import Needle
-from lerope.runs import finished_run
 from lerope.train.parallel import Ranks
 from tests.evaluate.copier import LENGTH, VOCAB_SIZE, copier, copier_tokenizer, random_model, write_run
 from tests.ranks import run_ranks
@@ -82,7 +82,7 @@ def some_prompts(haystacks, num_distractors, count=12, length=LENGTH):
 
 def test_a_transformer_that_copies_is_always_right_and_its_result_is_kept(tmp_path, tokenizer_file):
     run = write_run(tmp_path / "copier", copier(), tokenizer_file)
-    request = Request(samples=1, distractors=(1, 7), depths=(0, 0.2, 0.5, 0.8, 1), device="cpu")
+    request = NeedleRequest(samples=1, distractors=(1, 7), depths=(0, 0.2, 0.5, 0.8, 1), device="cpu")
     found = needle(run, request)
     assert [(t["num_distractors"], t["num_samples"], t["rate"]) for t in found.totals] == [(1, 5, 1.0), (7, 5, 1.0)]
     assert all(cell["rate"] == 1 and cell["num_samples"] == 1 for cell in found.cells)
@@ -105,7 +105,7 @@ def test_a_transformer_that_copies_is_always_right_and_its_result_is_kept(tmp_pa
 
 
 def test_a_random_model_scores_chance(random_run):
-    found = needle(random_run, Request(samples=12, distractors=(1, 7), device="cpu"))
+    found = needle(random_run, NeedleRequest(samples=12, distractors=(1, 7), device="cpu"))
     for total in found.totals:
         assert total["num_samples"] == 132
         assert total["num_correct"] == total["distractor_rate"] == 0
@@ -276,18 +276,18 @@ def test_the_filler_is_english_and_holds_no_needle(tmp_path):
 
 def test_needles_that_do_not_fit_are_left_out(random_run):
     run = finished_run(random_run)
-    work = plan(run, Request(samples=1))
+    work = plan(run, NeedleRequest(samples=1))
     assert work.left_out == [{"length": LENGTH, "num_distractors": n} for n in (15, 31)]
     assert {place.num_distractors for place in work.places} == {1, 3, 7}
     with pytest.raises(ValueError, match=f"15 distractors do not fit in {LENGTH} tokens, the rows of .*; name fewer"):
-        plan(run, Request(samples=1, distractors=(31, 15)))
+        plan(run, NeedleRequest(samples=1, distractors=(31, 15)))
 
 
 def test_one_needle_beyond_the_train_length(random_run, haystacks):
-    found = needle(random_run, Request(samples=1, depths=(0.5,), to=1500, device="cpu"))
+    found = needle(random_run, NeedleRequest(samples=1, depths=(0.5,), to=1500, device="cpu"))
     assert [(t["length"], t["num_distractors"]) for t in found.totals] == [(512, 0), (1024, 0), (1500, 0)]
     assert (found.settings["method"], found.settings["temperature"]) == ("yarn", 0.1)
-    request = Request(samples=1, depths=(0.5,), to=1500, method="none", device="cpu")
+    request = NeedleRequest(samples=1, depths=(0.5,), to=1500, method="none", device="cpu")
     plain = needle(random_run, request)
     names = {path.name for path in (random_run / "results").glob("needle-long*.json")}
     assert names == {"needle-long-1500-samples-1-depths-0.5.json", "needle-long-1500-none-samples-1-depths-0.5.json"}
@@ -314,12 +314,12 @@ def _yarn(theta, train_length, length):
 
 
 def test_lengths_double():
-    assert Request(to=32768).lengths(2048) == [2048, 4096, 8192, 16384, 32768]
-    assert Request(to=3000).lengths(2048) == [2048, 3000]
-    assert Request(to=2048).lengths(2048) == [2048]
-    assert Request().lengths(2048) == [2048]
+    assert NeedleRequest(to=32768).lengths(2048) == [2048, 4096, 8192, 16384, 32768]
+    assert NeedleRequest(to=3000).lengths(2048) == [2048, 3000]
+    assert NeedleRequest(to=2048).lengths(2048) == [2048]
+    assert NeedleRequest().lengths(2048) == [2048]
     with pytest.raises(ValueError, match=r"to must be at least the train length of 2,048; got 1,000\."):
-        Request(to=1000).lengths(2048)
+        NeedleRequest(to=1000).lengths(2048)
 
 
 def test_every_reading_has_the_length_of_prompt_and_answer(haystacks):
@@ -426,4 +426,4 @@ def test_wilson(count, total, low, high):
 )
 def test_bad_input(changes, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        Request(**changes)
+        NeedleRequest(**changes)

@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 
-from lerope.model.attention import BACKENDS, obstacle
-from lerope.model.fastest import _milliseconds, measure
+from lerope.model.attention import BACKENDS, backend_obstacle
+from lerope.model.kernels.fastest import _milliseconds, measure
 
 pytestmark = [
     pytest.mark.gpu,
@@ -18,7 +18,7 @@ IDS = torch.arange(1024).repeat(2, 1) // 200
 
 
 def test_every_backend_has_a_time():
-    backends = [b for b in BACKENDS if b != "sdpa" and obstacle(b, DEVICE, torch.bfloat16) is None]
+    backends = [b for b in BACKENDS if b != "sdpa" and backend_obstacle(b, DEVICE, torch.bfloat16) is None]
     times = measure(backends, IDS, 4, 64, torch.bfloat16, DEVICE)
     assert list(times) == backends
     assert min(times.values()) > 0

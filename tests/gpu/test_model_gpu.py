@@ -7,14 +7,16 @@ import torch
 from torch.nn import functional
 
 import lerope
-from lerope.model import attention, products
+from lerope.core.ladder import ModelConfig
+from lerope.model import attention
 from lerope.model.attention import DocumentMask
-from lerope.model.config import ModelConfig
-from lerope.model.fused_mlp import fused_mlp, mlp
 from lerope.model.init import init_weights
+from lerope.model.kernels import products
+from lerope.model.kernels.fused_mlp import fused_mlp, mlp
+from lerope.model.kernels.layers import FastLinear, FastMLP, use_layers
+from lerope.model.kernels.products import linear
 from lerope.model.loss import Head
-from lerope.model.products import Linear, linear
-from lerope.model.transformer import MLP, Transformer
+from lerope.model.transformer import Transformer
 from tests.rotary.test_triton import poisoned
 
 pytestmark = [
@@ -71,7 +73,7 @@ def documents(kind: str) -> torch.Tensor:
 @pytest.mark.parametrize("known", [True, False])
 def test_backends_equal_the_dense_mask(backend, kind, dtype, known):
     """In values and gradients, no further from float64 than twice what dense attention in 16 bits is."""
-    reason = attention.obstacle(backend, torch.device("cuda"), dtype)
+    reason = attention.backend_obstacle(backend, torch.device("cuda"), dtype)
     if backend == "flex" and (known or dtype == torch.float16):
         reason = "flex counts no documents, and takes seconds to compile for another dtype"
     if reason is not None:
@@ -130,7 +132,7 @@ def model_of(kernel: str) -> Transformer:
 @pytest.mark.parametrize("backend", ["sdpa", "flex", "varlen", "flash4"])
 def test_a_model_with_fused_kernels_is_as_close_to_float32_as_one_without(backend):
     """Loss and gradients in bf16 against the reference in float32: errors of the same size, as roundings differ."""
-    if attention.obstacle(backend, torch.device("cuda"), torch.bfloat16) is not None:
+    if attention.backend_obstacle(backend, torch.device("cuda"), torch.bfloat16) is not None:
         pytest.skip("cannot run here")
     tokens, positions, ids = batch()
     centres = torch.full_like(positions, 50)
@@ -158,8 +160,9 @@ def test_the_head_with_its_kernel_equals_the_head_without(vocab_size, z_weight, 
     x = torch.randn(2, 300, 128, device="cuda")
     targets = torch.randint(-1, vocab_size, (2, 300), device="cuda")
     results = []
-    for fused in (True, False):
-        head.fused, head.weight.grad = fused, None
+    for fast in (True, False):
+        use_layers(head, fast)
+        head.weight.grad = None
         leaf = x.clone().requires_grad_()
         with torch.autocast("cuda", torch.bfloat16, enabled=precision == torch.bfloat16):
             total = head(leaf, targets, z_weight)
@@ -174,7 +177,7 @@ def test_the_head_with_its_kernel_equals_the_head_without(vocab_size, z_weight, 
 @pytest.fixture
 def _quack():
     x, weight = (torch.empty(64, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    reason = products.obstacle(x, weight)
+    reason = products.quack_obstacle(x, weight)
     if reason is not None:
         pytest.skip(reason)
 
@@ -259,7 +262,7 @@ def test_gradients_of_weights_in_float32_are_sums_in_float32(dtype, within):
     torch.manual_seed(0)
     for num_tokens in TOKENS:
         x, grad = random(num_tokens, 512, dtype=dtype), random(num_tokens, 256, dtype=dtype)
-        module = Linear(512, 256).cuda()
+        module = FastLinear(512, 256).cuda()
         with torch.autocast("cuda", dtype):
             out = module(x)
         with poisoned(), torch.autocast("cuda", dtype, enabled=within):
@@ -275,7 +278,7 @@ def test_gradients_of_float16_weights_in_bf16():
     """cuBLAS multiplies 16 bits to the same 16 or to 32."""
     torch.manual_seed(0)
     x, grad = (random(77, width, dtype=torch.bfloat16) for width in (64, 256))
-    module = Linear(64, 256).cuda().half()
+    module = FastLinear(64, 256).cuda().half()
     with torch.autocast("cuda", torch.bfloat16):
         out = module(x)
     out.backward(grad)
@@ -366,7 +369,7 @@ def test_what_is_frozen_changes_no_other_gradient(learn, own):
 def test_inputs_of_other_shapes_and_layouts():
     """A vector, no tokens, and inputs that do not lie in one piece."""
     torch.manual_seed(0)
-    module = Linear(64, 256).cuda().bfloat16()
+    module = FastLinear(64, 256).cuda().bfloat16()
     wide = random(3, 5, 128, dtype=torch.bfloat16)
     for x in (wide[0, 0, :64], wide[:0, :, :64], wide[..., :64], wide[..., ::2], wide[..., :64].transpose(0, 1)):
         got, want = module(x), functional.linear(x, module.weight)
@@ -384,10 +387,10 @@ def test_a_config_is_the_same_object_in_every_call():
 @pytest.mark.usefixtures("_quack")
 def test_weights_in_float32_need_autocast():
     x = random(8, 64, dtype=torch.bfloat16)
-    module = Linear(64, 64).cuda()
-    assert products.obstacle(x, module.weight) == "the input is torch.bfloat16 and the product torch.float32"
+    module = FastLinear(64, 64).cuda()
+    assert "torch.float32" in products.quack_obstacle(x, module.weight)
     with torch.autocast("cuda", torch.bfloat16):
-        assert products.obstacle(x, module.weight) is None
+        assert products.quack_obstacle(x, module.weight) is None
         assert module(x).dtype == torch.bfloat16
 
 
@@ -397,7 +400,7 @@ class Layers(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         config = ModelConfig(num_layers=1, num_heads=8, head_dim=64)
-        self.matrix, self.mlp = Linear(512, 512), MLP(config)
+        self.matrix, self.mlp = FastLinear(512, 512), FastMLP(config)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cuda", torch.bfloat16):
@@ -408,7 +411,8 @@ def layers() -> Layers:
     torch.manual_seed(0)
     module = Layers().cuda()
     with torch.autocast("cuda", torch.bfloat16):
-        assert module.mlp._is_fusable(torch.empty(2, 512, device="cuda", dtype=torch.bfloat16))
+        x = torch.empty(2, 512, device="cuda", dtype=torch.bfloat16)
+        assert products.quack_obstacle(x, module.mlp.up.weight, module.mlp.down.weight) is None
     return module
 
 
@@ -474,8 +478,8 @@ def test_the_head_of_a_vocabulary_that_quack_takes():
     head = Head(128, 512).cuda()
     x, targets = torch.randn(2, 300, 128, device="cuda"), torch.randint(-1, 512, (2, 300), device="cuda")
 
-    def results(fused, dtype):
-        head.fused = fused
+    def results(fast, dtype):
+        use_layers(head, fast)
         leaf = x.to(dtype).requires_grad_()
         with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.bfloat16):
             total = head(leaf, targets)
@@ -492,10 +496,10 @@ def test_the_head_of_a_vocabulary_that_quack_takes():
 @pytest.mark.parametrize("rotary_dim", [64, 32, 24])
 def test_the_fused_operator_of_flash_attention_4_equals_its_parts(kind, rotary_dim):
     """Norm, rotation of all or of part of a head and attention in one, against the same three one after the other."""
-    reason = attention.obstacle("flash4", torch.device("cuda"), torch.bfloat16)
+    reason = attention.backend_obstacle("flash4", torch.device("cuda"), torch.bfloat16)
     if reason is not None:
         pytest.skip(reason)
-    from lerope.model.fused_attention import attend
+    from lerope.model.kernels.fused_attention import attend
 
     torch.manual_seed(0)
     ids, index = documents(kind), torch.arange(1024, device="cuda").expand(3, -1)

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from lerope.core.ladder import ModelConfig
 from lerope.model import attention
-from lerope.model.config import ModelConfig
 from lerope.train.captured import Captured
-from lerope.train.trainer import Trainer
-from tests.train.runs import metrics, tiny_corpus, tiny_run
+from lerope.train.engine import Engine
+from tests.train.runs import StopAt, metrics, tiny_corpus, tiny_run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -49,22 +49,17 @@ def test_bf16_compiled_learns_what_float32_does_and_compiles_once(data, tmp_path
     assert losses(tmp_path / "gpu")[-1] < 0.7 * losses(tmp_path / "gpu")[0]
 
 
-def test_a_run_moves_from_the_gpu_to_the_cpu(data, tmp_path, monkeypatch):
+def test_a_run_moves_from_the_gpu_to_the_cpu(data, tmp_path):
     """Stopped on one and gone on with on the other."""
     out = tmp_path / "run"
     tiny_run(data, tmp_path / "whole", {"device": "cuda"}, **SHAPE)
-    report = Trainer._report
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            Trainer, "_report", lambda self, started: report(self, started) or bool(started and started.step > 5)
-        )
-        assert not tiny_run(data, out, {"device": "cuda"}, **SHAPE).finished
+    assert not tiny_run(data, out, {"device": "cuda"}, [StopAt(6)], **SHAPE).finished
     assert tiny_run(data, out, {"device": "cpu"}, **SHAPE).finished
     assert losses(out) == pytest.approx(losses(tmp_path / "whole"), rel=1e-3)
 
 
 def skip_where_it_cannot_run(backend, dtype=torch.bfloat16):
-    reason = attention.obstacle(backend, torch.device("cuda"), dtype)
+    reason = attention.backend_obstacle(backend, torch.device("cuda"), dtype)
     if reason is not None:
         pytest.skip(reason)
 
@@ -87,7 +82,7 @@ def test_recorded_steps_learn_what_others_do(data, tmp_path, rows, precision, ba
 def test_steps_are_recorded_anew_when_there_are_more_documents(data, tmp_path, monkeypatch, backend):
     """A recording has room for so many documents; once there are more, steps are warmed up and recorded again."""
     skip_where_it_cannot_run(backend)
-    record, count = Captured._record, Trainer._count_documents
+    record, count = Captured._record, Engine._count_documents
     recordings, calls = [], []
 
     def grow(self, batch):
@@ -97,7 +92,7 @@ def test_steps_are_recorded_anew_when_there_are_more_documents(data, tmp_path, m
             self._num_documents, self._captured, self._num_warm_steps = 2 * self._num_documents, None, 0
 
     monkeypatch.setattr(Captured, "_record", lambda self, first: recordings.append(self) or record(self, first))
-    monkeypatch.setattr(Trainer, "_count_documents", grow)
+    monkeypatch.setattr(Engine, "_count_documents", grow)
     for graph in ("yes", "no"):
         setup = {"device": "cuda", "graph": graph, "attention": backend, "compile": "no"}
         tiny_run(data, tmp_path / graph, setup, **{**SHAPE, "steps": 20, "precision": "bf16"})
@@ -106,16 +101,11 @@ def test_steps_are_recorded_anew_when_there_are_more_documents(data, tmp_path, m
 
 
 @pytest.mark.parametrize("graph", ["yes", "no"])
-def test_a_run_that_is_stopped_and_goes_on(data, tmp_path, monkeypatch, graph):
+def test_a_run_that_is_stopped_and_goes_on(data, tmp_path, graph):
     """Stopped after recordings were made; they are made again."""
     setup, out = {"device": "cuda", "graph": graph, "compile": "no"}, tmp_path / "run"
     tiny_run(data, tmp_path / "whole", setup, **SHAPE)
-    report = Trainer._report
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            Trainer, "_report", lambda self, started: report(self, started) or bool(started and started.step > 6)
-        )
-        assert not tiny_run(data, out, setup, **SHAPE).finished
+    assert not tiny_run(data, out, setup, [StopAt(7)], **SHAPE).finished
     assert tiny_run(data, out, setup, **SHAPE).finished
     assert losses(out) == pytest.approx(losses(tmp_path / "whole"), rel=1e-3)
 

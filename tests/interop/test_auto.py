@@ -8,9 +8,9 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import lerope
+from lerope.core.ladder import ModelConfig
 from lerope.data.tokenizer import Tokenizer, train_tokenizer
 from lerope.interop.auto import LeropeConfig, LeropeForCausalLM, LeropeTokenizer, register
-from lerope.model.config import ModelConfig
 from lerope.model.init import init_weights
 from lerope.model.saved import load_model, save_model
 from lerope.model.transformer import Transformer

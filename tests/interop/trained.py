@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 import lerope
+from lerope.core.ladder import ModelConfig
 from lerope.data.tokenizer import Tokenizer, train_tokenizer
-from lerope.model.config import ModelConfig
 from lerope.model.init import init_weights
 from lerope.model.saved import save_model
 from lerope.model.transformer import Transformer

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from lerope.model.config import LADDER
+from lerope.core.ladder import LADDER
 from tests.data.corpora import write_corpus
 from tests.train.runs import TINY
 

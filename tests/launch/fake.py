@@ -13,9 +13,12 @@ import shutil
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from lerope.data.files import locked
+from lerope.core.files import locked, parse_json
+from lerope.core.run import Identity, Run, is_run, read_run
+from tests.made_runs import START
 
 
 def note(text: str) -> None:
@@ -34,17 +37,16 @@ def train(args: list[str]) -> None:
     save_on_sigterm(out)
     with locked(out):
         identity = json.loads((home() / "identities.json").read_text())[out.name]
-        run = {"identity": identity, "finished": False, "created": f"by {os.getpid()}", "starts": [{}]}
-        if (out / "run.json").exists():
-            run["created"] = json.loads((out / "run.json").read_text())["created"]
-        (out / "run.json").write_text(json.dumps(run))
+        identity = parse_json(json.dumps(identity).encode(), Identity, "identities.json", "write it again")
+        run = read_run(out) if is_run(out) else Run(out, identity, False, f"by {os.getpid()}", [START])
+        run.save()
         hold(out, "held", f"hold-{out.name}")
-        (out / "metrics.jsonl").write_text('{"step": 3, "loss": 2.5}\n{"step": 3, "validation_loss": 2.25}\n')
+        (out / "metrics.jsonl").write_text('{"step": 3, "validation_loss": 2.25, "validation_tokens": 9}\n')
         (out / "model").mkdir(exist_ok=True)
         shutil.copy(home() / "frequencies.json", out / "model")
         (out / "results").mkdir(exist_ok=True)
         (out / "results" / "training.json").write_text("{}")
-        (out / "run.json").write_text(json.dumps({**run, "finished": True}))
+        replace(run, finished=True).save()
     note(f"trained {out.name}")
 
 

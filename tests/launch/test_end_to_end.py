@@ -9,13 +9,16 @@ from pydoc_data.topics import topics
 import pytest
 
 from lerope.cli.main import main
+from lerope.core.ladder import LADDER
+from lerope.core.run import read_run
 from lerope.data.prepare import prepare
 from lerope.launch.recipes import STUDIES, study_named
-from lerope.launch.study import Study, demo, grid, measured
-from lerope.model.config import LADDER
-from lerope.results import Evaluation, Extrapolation, Needle
-from lerope.runs import read_run
+from lerope.launch.small import in_small
+from lerope.launch.study import Study, grid, measured
+from lerope.results import Evaluation, Extrapolation, Needle, load_result
 from tests.train.runs import TINY
+
+PARTS = {"frequencies", "bands", "ablation", "slowest", "phasors"}
 
 
 def carry_out(run, data, out):
@@ -33,7 +36,9 @@ def check(run, out):
     results = out / run.name / "results"
     kinds = {"eval": ("eval*.json", Evaluation), "needle": ("needle*.json", Needle)}
     kinds["extrapolate"] = ("extrapolation*.json", Extrapolation)
-    for command in {command for command, *_ in run.measure}:
+    for _, *parts in (each for each in run.measure if each[0] == "analyze"):
+        assert {load_result(results / f"{part}.json").kind for part in PARTS & set(parts)} == PARTS & set(parts)
+    for command in {command for command, *_ in run.measure} - {"analyze"}:
         pattern, kind = kinds[command]
         saved = [kind.load(path) for path in results.glob(pattern)]
         assert len(saved) >= sum(command == name for name, *_ in run.measure)
@@ -49,7 +54,7 @@ def test_all_measurements(tmp_path, monkeypatch):
     runs = measured(
         grid(["2.52B"], ["lerope"]), ("needle",), ("needle", "--to", "4096"), ("extrapolate", "--to", "4096")
     )
-    (run,) = demo(Study(name="all", sentence="Does it run?", runs=runs), steps=2).runs
+    (run,) = in_small(Study(name="all", sentence="Does it run?", runs=runs), steps=2).runs
     carry_out(run, tmp_path / "data", tmp_path / "out")
     check(run, tmp_path / "out")
 
@@ -73,7 +78,7 @@ def shared(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study(name, python_data, shared):
-    study = demo(study_named(name), steps=2)
+    study = in_small(study_named(name), steps=2)
     for run in study.runs:
         carry_out(run, python_data, shared)
         check(run, shared)

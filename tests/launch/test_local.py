@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from threading import Thread
 
 import pytest
@@ -46,7 +46,7 @@ def launch(chosen, out, where=ONE, data="data"):
         lerope.RoPE(64).save(out / "frequencies.json")
     learned = lerope.FrozenRoPE.load(out / "frequencies.json").artifact().fingerprint()
     fixed = {"data": Manifest.load(corpus).fingerprint(), "initial_frequencies": learned}
-    identities = {run.name: {"recipe": run.recipe(out).as_dict(), **fixed} for run in chosen.runs}
+    identities = {run.name: {"recipe": asdict(run.recipe(out)), **fixed} for run in chosen.runs}
     (out / "identities.json").write_text(json.dumps(identities))
     return carry_out(chosen, corpus, out, where, program(out))
 
@@ -146,7 +146,7 @@ def test_a_failure_leaves_the_others_alone(out, capsys):
 def test_a_damaged_run_directory_is_that_run_s_failure(out):
     (out / "demo-rope-42").mkdir(parents=True)
     (out / "demo-rope-42" / "run.json").write_text("{")
-    assert "is damaged" in launch(pair(), out)["demo-rope-42"]
+    assert "is not whole JSON" in launch(pair(), out)["demo-rope-42"]
     assert ("eval", "demo-lerope-42") in calls(out)
 
 
@@ -243,7 +243,7 @@ def test_a_damaged_run_has_a_status(out):
     (out / "demo-rope-42" / "run.json").write_text("{")
     found = status(pair().runs[0], out)
     assert found.state == "damaged"
-    assert "run.json is damaged" in found.problem
+    assert "run.json is not whole JSON" in found.problem
 
 
 def test_several_at_once_each_in_its_place(out):

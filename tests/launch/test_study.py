@@ -1,16 +1,32 @@
 """Studies: the paper's cells, the one rule that makes them small, and studies of one's own."""
 
+import math
 import re
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
 
 from lerope.cli.main import main
+from lerope.cli.train import Changes
+from lerope.core.ladder import rung
+from lerope.core.recipe import CHANGES
+from lerope.core.run import read_run
+from lerope.launch import rates
 from lerope.launch.cost import run_costs
 from lerope.launch.recipes import STUDIES, study_named
-from lerope.launch.study import PlannedRun, Study, demo, grid, label, measured, shortened
-from lerope.runs import read_run
+from lerope.launch.small import in_small
+from lerope.launch.study import (
+    PlannedRun,
+    Study,
+    grid,
+    label,
+    measured,
+    prepare_command,
+    shortened,
+    with_learning_rates,
+    with_options,
+)
 
 # The cells of the paper's tables and figures, as names of runs.
 CELLS = {
@@ -20,7 +36,7 @@ CELLS = {
         *(f"608M-{e}-{s}" for e in ("rope", "lerope") for s in (42, 43, 44)),
     },
     "base": {"217M-rope-base2048-42", "217M-rope-42", "217M-rope-base500000-42", "217M-lerope-42"},
-    "p": {"217M-rope-42", "217M-prope-p0.25-42", "217M-prope-p0.5-42", "217M-prope-p0.75-42"},
+    "p": {"217M-rope-42", "217M-prope-p0.25-42", "217M-prope-p0.5-42", "217M-prope-42"},
     "parametrization": {
         "217M-rope-42",
         "217M-lerope-42",
@@ -71,14 +87,14 @@ def test_the_same_run_has_the_same_name_in_every_study():
     recipes = {}
     for name in STUDIES.keys() - {"code"}:
         for small in (False, True):
-            study = demo(study_named(name)) if small else study_named(name)
+            study = in_small(study_named(name)) if small else study_named(name)
             for run in study.runs:
                 assert recipes.setdefault(run.name, run.recipe(Path())) == run.recipe(Path())
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_demo_keeps_what_a_study_compares(name):
-    full, small = study_named(name), demo(study_named(name))
+    full, small = study_named(name), in_small(study_named(name))
     assert len(small.runs) == len(full.runs)
     for before, after in zip(full.runs, small.runs, strict=True):
         old, new = before.recipe(Path()), after.recipe(Path())
@@ -99,21 +115,22 @@ def test_the_demo_shortens_what_is_measured_and_keeps_what_is_changed():
         changes={"learning_rate": 0.1, "warmup_steps": 500},
         measure=(("x", "--to", "8192"),),
     )
-    small = demo(Study(name="s", sentence="?", runs=[run]), 10).runs[0]
+    small = in_small(Study(name="s", sentence="?", runs=[run]), 10).runs[0]
     assert small.measure == (("x", "--to", "1024"),)
     assert small.recipe(Path()).learning_rate == 0.1
     assert (small.recipe(Path()).steps, small.recipe(Path()).warmup_steps) == (2, 0)
 
 
 def test_the_demo_measures_less():
-    small = demo(study_named("needle")).runs[0]
+    small = in_small(study_named("needle")).runs[0]
     assert small.measure == (
         ("eval", "--max-tokens", "32768"),
         ("needle", "--samples", "2", "--distractors", "1", "3"),
         ("needle", "--to", "4096", "--samples", "2"),
     )
-    mine = PlannedRun(rung="52M", encoding="rope", measure=(("eval", "--max-tokens", "99"), ("analyze",)))
-    assert demo(Study(name="s", sentence="?", runs=[mine])).runs[0].measure == mine.measure
+    mine = PlannedRun(rung="52M", encoding="rope", measure=(("eval", "--max-tokens", "99"), ("analyze", "--rows", "3")))
+    mine = replace(mine, measure=(*mine.measure[:1], (*mine.measure[1], "--phasor-rows", "2", "--max-tokens", "500")))
+    assert in_small(Study(name="s", sentence="?", runs=[mine])).runs[0].measure == mine.measure
 
 
 def test_commands():
@@ -127,6 +144,16 @@ def test_commands():
     ]
     study = shortened(Study(name="s", sentence="?", runs=[run]), 9)
     assert study.runs[0].recipe(Path()).steps == 9
+
+
+def test_as_much_is_prepared_as_the_longest_run_reads():
+    runs = [
+        *grid(["52M"], ["rope"], steps=100, batch_tokens=4096),
+        *grid(["52M"], ["lerope"], steps=30, batch_tokens=8192),
+    ]
+    for source, folder in (("my-text/", "my-text"), ("hf:starcoder:rust", "starcoder"), ("hf:somebody/text", "text")):
+        study = Study(name="s", sentence="?", runs=runs, source=source)
+        assert prepare_command(study) == f"lerope data prepare {source} --max-tokens 409600 --out data/{folder}"
 
 
 def test_a_file_of_frequencies_is_the_same_however_the_folder_is_spelled(tmp_path, monkeypatch):
@@ -200,7 +227,7 @@ def lerope(command):
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_trains(name, data, tmp_path, tiny_demo):
     """In this process and with a tiny model, through the commands that a launcher gives to processes of their own."""
-    study = demo(study_named(name), steps=2)
+    study = in_small(study_named(name), steps=2)
     for run in study.runs:
         train, evaluate, *_ = run.commands(data, tmp_path)
         lerope(train)
@@ -213,3 +240,42 @@ def test_every_study_trains(name, data, tmp_path, tiny_demo):
         )
         assert learned == used
         lerope(["eval", str(tmp_path / study.runs[-1].name)])
+
+
+def test_options_and_rates_reach_every_run_they_are_for():
+    needles = with_options(study_named("needle"), "needle", "--filler", "essays/")
+    assert [command[-2:] for run in needles.runs for command in run.measure if command[0] == "needle"] == [
+        ("--filler", "essays/")
+    ] * 6
+    assert not any("--filler" in command for run in needles.runs for command in run.measure if command[0] == "eval")
+    rated = with_learning_rates(study_named("main"), dict.fromkeys(("52M", "217M", "608M", "1.34B", "2.52B"), 0.125))
+    assert {run.recipe(Path()).learning_rate for run in rated.runs} == {0.125}
+
+
+def test_the_changes_of_a_study_are_the_options_of_train():
+    assert tuple(field.name for field in fields(Changes)) == CHANGES
+
+
+def test_rates_are_searched_below_608m_and_predicted_above(tmp_path, monkeypatch):
+    """The paper's own optima give 22 for 1.34B and 24 for 2.52B; a second call trains nothing."""
+    best, trained = {"52M": 13, "217M": 17, "608M": 20}, []
+
+    def training(name, data, seed, changes, setup):
+        def objective(encoding, index, folder):
+            trained.append((name, encoding, index))
+            return 3.0 + abs(index - best[name]) / 10
+
+        return {"rung": name, "recipe": {"model": asdict(rung(name))}}, objective
+
+    monkeypatch.setattr(rates, "training", training)
+    study = study_named("main")
+    found = rates.search_rates(study, tmp_path, tmp_path / "out", lambda text: None)
+    indices = {name: round(-2 * math.log2(rate)) for name, rate in found.items()}
+    assert indices == {**best, "1.34B": 22, "2.52B": 24}
+    assert {encoding for _, encoding, _ in trained} == {"rope"}
+    trained.clear()
+    assert rates.search_rates(study, tmp_path, tmp_path / "out", lambda text: None) == found
+    assert rates.known_rates(study, tmp_path / "out") == found
+    assert trained == []
+    with pytest.raises(ValueError, match=r"sweeps/52M/sweep.json does not exist"):
+        rates.known_rates(study, tmp_path / "nowhere")

@@ -10,12 +10,13 @@ import time
 
 import pytest
 
-from lerope.data.signals import Stopped
+from lerope.core.ladder import LADDER
+from lerope.core.run import provenance, read_run
+from lerope.core.signals import Stopped
 from lerope.launch.sweep import SWEEP, losses_of, parameters, predict, sweep, training
-from lerope.model.config import LADDER
 from lerope.results import Sweep
-from lerope.runs import provenance, read_run
 from lerope.train import job
+from lerope.train.trainer import Diverged
 from tests.train.runs import tiny_setup
 
 PLANTED = {"rope": 17, "lerope": 16}
@@ -124,7 +125,7 @@ def test_a_real_sweep(data, tmp_path, tiny_demo):
     for trial in found.trials:
         run = read_run(tmp_path / "s" / trial["run"])
         assert run.finished
-        assert run.recipe["learning_rate"] == run.recipe["frequency_learning_rate"] == trial["learning_rate"]
+        assert run.recipe.learning_rate == run.recipe.frequency_learning_rate == trial["learning_rate"]
         results = json.loads((run.path / "results" / "training.json").read_text())
         assert results["validation_loss"] == trial["loss"]
     assert len({trial["loss"] for trial in found.trials}) == len(found.trials)
@@ -140,7 +141,7 @@ def test_real_runs_that_diverge_or_are_stopped(data, tmp_path, tiny_demo, monkey
 
     def fragile(recipe, *args):
         if recipe.learning_rate > 2**-6:
-            raise ValueError("loss is nan at step 3: training has diverged; lower learning_rate in a new run.")
+            raise Diverged("loss is nan at step 3.")
         return train(recipe, *args)
 
     monkeypatch.setattr(job, "train", fragile)

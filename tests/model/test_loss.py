@@ -59,18 +59,20 @@ def test_value_and_gradients_equal_the_definition(chunk, targets_dtype):
 def test_chunks_are_alike_and_one_is_alive_at_a_time(monkeypatch, gradient):
     """Of 12 tokens with room for 5: three chunks, none of them a small rest."""
     monkeypatch.setitem(module._CHUNK_LOGITS, "cpu", 5 * 16)
-    made, alive, sizes, logits = [], [], [], module._logits
+    made, alive, sizes = [], [], []
 
-    def watched(*args):
-        alive.append(sum(reference() is not None for reference in made))
-        out = logits(*args)
-        made.append(weakref.ref(out))
-        sizes.append(len(out))
-        return out
+    class Watched(Head):
+        def logits(self, *args):
+            alive.append(sum(reference() is not None for reference in made))
+            out = super().logits(*args)
+            made.append(weakref.ref(out))
+            sizes.append(len(out))
+            return out
 
-    monkeypatch.setattr(module, "_logits", watched)
-    monkeypatch.setattr(module, "_losses_", lambda logits, targets, *_: (torch.zeros(len(logits)), logits))
-    head = module.Head(8, 16).requires_grad_(gradient)
+        def losses_(self, logits, *args):
+            return torch.zeros(len(logits)), logits
+
+    head = Watched(8, 16).requires_grad_(gradient)
     head(torch.randn(12, 8, requires_grad=gradient), torch.zeros(12, dtype=torch.long))
     assert sizes == [4, 4, 4]
     assert alive == [0, 0, 0]

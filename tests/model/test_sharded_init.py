@@ -5,7 +5,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import lerope
-from lerope.model.config import ModelConfig
+from lerope.core.ladder import ModelConfig
 from lerope.model.init import init_weights
 from lerope.model.transformer import Transformer
 from tests.ranks import run_ranks

@@ -1,15 +1,17 @@
 """Encodings by name, and models that come back from disk as they were."""
 
+import inspect
 import json
 
 import pytest
 import torch
 
 import lerope
-from lerope.model.config import ModelConfig
+from lerope.core.encoding import FAMILIES
+from lerope.core.ladder import ModelConfig
 from lerope.model.init import init_weights
 from lerope.model.saved import load_model, save_model
-from lerope.model.spec import build_encoding
+from lerope.model.spec import CLASSES, build_encoding
 from lerope.model.transformer import Transformer
 
 CONFIG = ModelConfig(num_layers=2, num_heads=4, head_dim=16, vocab_size=40)
@@ -21,6 +23,10 @@ class Stretched(lerope.RoPE):
     def __init__(self, head_dim, stretch=2.0):
         super().__init__(head_dim)
         self.theta = self.theta / stretch
+
+
+def three_layers(head_dim):
+    return lerope.LeRoPE(head_dim, sharing="layer", num_layers=3)
 
 
 def not_an_encoding(head_dim):
@@ -45,7 +51,7 @@ def test_names_and_options(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ("rop", "encoding must be nope, rope, prope, lerope, a frequencies.json or module:name of your own; got 'rop'"),
+        ("rop", "encoding must be rope, prope, lerope, nope, a frequencies.json or module:name of your own; got 'rop'"),
         ("rope,basis=3", "option 'basis' is unknown; rope takes base, rotary_dim, layout"),
         ("rope,base", r"options are name=value, each once, with commas between; got 'base'"),
         ("rope,base=1,base=2", "each once"),
@@ -59,12 +65,23 @@ def test_names_and_options(tmp_path):
         ("tests.model.test_spec:Nothing", "cannot be imported: module .* has no attribute 'Nothing'"),
         ("tests.model.test_spec:CONFIG", "must name a class or function; got ModelConfig"),
         ("tests.model.test_spec:not_an_encoding", "must give a lerope.Encoding; got Linear"),
-        ("lerope,num_layers=3,sharing=layer", "must have the model's 2 layers; got 3"),
+        ("lerope,num_layers=3,sharing=layer", "option 'num_layers' is unknown"),
+        ("tests.model.test_spec:three_layers", "must have the model's 2 layers; got 3"),
+        ("frozen", "encoding 'frozen' needs frequencies"),
     ],
 )
 def test_bad_specs_are_one_sentence(spec, sentence):
     with pytest.raises(ValueError, match=sentence):
         build_encoding(spec, CONFIG)
+
+
+def test_the_grammar_knows_every_option_and_its_usual_value():
+    for name, made in CLASSES.items():
+        parameters = inspect.signature(made).parameters
+        sizes = ("head_dim", "num_layers", "num_heads")
+        usual = {option: each.default for option, each in parameters.items() if option not in sizes}
+        assert FAMILIES[name].options == usual
+        assert FAMILIES[name].learns == bool(list(made(16).parameters()))
 
 
 def test_frequencies_of_another_head_size_are_refused(tmp_path):
@@ -110,7 +127,8 @@ def test_a_damaged_model_is_one_sentence(tmp_path, name, damage):
     if damage == "cut":
         path.write_bytes(content[: len(content) // 2])
     with pytest.raises(
-        ValueError, match=r"does not hold a whole model|holds no model|does not exist|is not whole JSON"
+        ValueError,
+        match=r"does not hold a whole model|holds no model|does not exist|is not whole JSON|is not what config.json",
     ):
         load_model(tmp_path / "model")
 
@@ -122,3 +140,14 @@ def test_a_run_directory_will_do_and_a_wrong_encoding_is_one_sentence(tmp_path):
         load_model(tmp_path, "rope")
     with pytest.raises(ValueError, match="holds no model; name the directory of a finished run"):
         load_model(tmp_path / "nothing")
+
+
+def test_weights_of_another_model_are_noticed(tmp_path):
+    """The same shape, whole, and not the ones that were saved."""
+    saved(tmp_path)
+    path = tmp_path / "model" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"model\.safetensors is not what config\.json says"):
+        load_model(tmp_path / "model")

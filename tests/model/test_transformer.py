@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import lerope
+from lerope.core.ladder import LADDER, ModelConfig, rung
 from lerope.model.attention import DocumentMask
-from lerope.model.config import LADDER, ModelConfig, rung
 from lerope.model.init import init_weights
 from lerope.model.transformer import Transformer
 from tests.rotary.reference import rotated

@@ -6,13 +6,15 @@ like the paper's: one dominant band, slow bands suppressed, LeRoPE ahead by a hu
 
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
 
+from lerope.core.recipe import recipe
+from lerope.core.run import Identity, Run
 from lerope.results import (
     Ablation,
     Bands,
@@ -22,8 +24,10 @@ from lerope.results import (
     Needle,
     Phasors,
     RunResult,
+    Timeline,
     Training,
 )
+from tests.made_runs import START
 
 LENGTH = 512
 NUM_BANDS = 32
@@ -55,8 +59,13 @@ LOSSES = {
 CODE_LOSSES = {"rope": 1.2501, "prope,p=0.75": 1.2495, "lerope": 1.2398}
 """Runs at 52M on code; they have a validation loss and no evaluation, because one report compares one corpus."""
 
+NUM_FILLER_TOKENS = 24_000
+"""Enough for every prompt of the example."""
+
 PROVENANCE = {"date": "2026-01-02T03:04:05+00:00", "lerope": "0.1.0", "commit": "a" * 40, "python": "3.12.0"}
 DOCUMENTS = {"documents": "validation", "fingerprint": TEXT}
+ESSAY = {"documents": "essay.txt", "fingerprint": "e" * 64}
+"""A text from outside."""
 
 
 def write_example(folder: Path) -> list[Path]:
@@ -99,6 +108,7 @@ def _study_run(folder: Path, rung: str, encoding: str, seed: int, loss: float) -
     if run.learns or frozen or (rung, encoding, seed) == ("52M", "rope", 42):
         run.bands()
     if (rung, seed) == ("52M", 42):
+        run.evaluation(loss + 0.3, "eval-essay.txt-eeeeeeee", ESSAY)
         run.needle()
         run.needle_long()
         run.extrapolation(loss)
@@ -120,35 +130,21 @@ class _Run:
         row_length: int = LENGTH,
         data: str = TEXT,
         learning_rate_index: int | None = None,
+        num_bands: int = NUM_BANDS,
     ) -> None:
-        self.path, self.length, self.data = path, row_length, data
+        self.path, self.length, self.data, self.num_bands = path, row_length, data, num_bands
         self.kind = "frozen" if encoding.endswith(".json") else encoding.partition(",")[0]
         self.learns = self.kind == "lerope"
         self.generator = np.random.default_rng([seed, LAYERS[rung], row_length, len(encoding)])
         self.num_layers = LAYERS[rung]
-        heads = 4 * self.num_layers // 3
         index = LEARNING_RATE_INDEX[rung] if learning_rate_index is None else learning_rate_index
-        self.recipe: dict[str, Any] = {
-            "rung": rung,
-            "model": {"num_layers": self.num_layers, "num_heads": heads, "head_dim": 64, "vocab_size": 32_000},
-            "encoding": encoding,
-            "seed": seed,
-            "row_length": row_length,
-            "batch_tokens": 131_072,
-            "steps": 960 * (self.num_layers // 3) ** 2,
-            "learning_rate": 2 ** (-index / 2),
-            "frequency_learning_rate": 2 ** (-index / 2),
-            "schedule": "cosine",
-            "warmup_steps": 100,
-            "weight_decay": 8.0,
-            "betas": [0.9, 0.95],
-            "eps": 1e-08,
-            "max_norm": 1.0,
-            "precision": "bf16",
-        }
-        self.identity = {"recipe": self.recipe, "data": data, "initial_frequencies": encoding}
-        self.created = f"2026-01-01T00:00:{seed % 60:02d}+00:00"
-        self.rope = BASE ** (-2 * np.arange(NUM_BANDS) / 64)
+        changes = {"row_length": row_length, "steps": 960 * (self.num_layers // 3) ** 2, "warmup_steps": 100}
+        self.recipe = recipe(rung, encoding, seed, "bf16", learning_rate=2 ** (-index / 2), **changes)
+        identity = Identity(recipe=self.recipe, data=data, initial_frequencies=encoding)
+        code = float(data == CODE)
+        start = replace(START, data="data/c4-encoded", code_share=code, command=f"lerope train {rung}", device="cuda")
+        self.run = Run(path, identity, True, f"2026-01-01T00:00:{seed % 60:02d}+00:00", [start])
+        self.rope = BASE ** (-np.arange(num_bands) / num_bands)
         self.theta = self._theta()
         wavelengths = 2 * math.pi / np.where(self.theta == 0, np.inf, self.theta)
         self.dominant = int(np.argmin(abs(wavelengths / (2.1 * row_length) - 1)))
@@ -156,49 +152,43 @@ class _Run:
     def _theta(self) -> np.ndarray:
         """The learned profile: fast bands as RoPE's, slow ones suppressed, one band at 2.1 train lengths."""
         if self.kind == "prope":
-            return np.where(np.arange(NUM_BANDS) < 24, self.rope, 0.0)
+            return np.where(np.arange(self.num_bands) < 24, self.rope, 0.0)
         if self.kind == "rope":
-            return 500_000.0 ** (-2 * np.arange(NUM_BANDS) / 64) if "base" in self.recipe["encoding"] else self.rope
+            return 500_000.0 ** (-2 * np.arange(self.num_bands) / 64) if "base" in self.recipe.encoding else self.rope
         wavelengths = 2 * math.pi / self.rope
         slow = 1 / (1 + (0.35 * self.length / wavelengths) ** 3)
-        noise = 0.05 * self.generator.standard_normal(NUM_BANDS)
+        noise = 0.05 * self.generator.standard_normal(self.num_bands)
         learned = np.exp((1 - slow) * np.log(0.93 * wavelengths) + slow * math.log(150 * self.length) + noise)
         middle = int(np.argmin(abs(np.log(wavelengths / (0.3 * self.length)))))
         learned[middle] = 2.1 * self.length * (1 + 0.02 * self.generator.standard_normal())
         return 2 * math.pi / learned
 
-    @property
-    def label(self) -> dict[str, Any]:
-        return {"name": self.path.name, "created": self.created, **self.identity}
-
     def common(self, **settings: Any) -> dict[str, Any]:
-        return {"run": self.label, "settings": settings, "provenance": PROVENANCE}
+        return {"run": self.run.label, "settings": settings, "provenance": PROVENANCE}
 
     def save(self, stem: str, result: RunResult, arrays: dict[str, np.ndarray] | None = None) -> None:
-        result.save(self.path / "results" / f"{stem}.json")
-        if arrays is not None:
-            whole = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
-            save_file(whole, self.path / "results" / f"{stem}.safetensors")
+        file = self.path / "results" / f"{stem}.json"
+        if arrays is None:
+            result.save(file)
+        else:
+            result.save_with(file, arrays)
 
     def write(self, loss: float) -> None:
         """run.json, the records of training and its summary."""
         self.path.mkdir(parents=True)
-        folder = "data/code-python" if self.data == CODE else "data/text"
-        start = {**PROVENANCE, "data": folder, "command": f"lerope train {self.recipe['rung']}", "device": "cuda"}
-        content = {"identity": self.identity, "finished": True, "created": self.created, "starts": [start]}
-        (self.path / "run.json").write_text(json.dumps(content))
-        num_steps = self.recipe["steps"]
+        self.run.save()
+        num_steps = self.recipe.steps
         metrics, frequencies = [], []
-        batches = np.random.default_rng(self.recipe["seed"])  # the same for every method of a seed
+        batches = np.random.default_rng(self.recipe.seed)  # the same for every method of a seed
         steps = np.unique(np.geomspace(1, num_steps, 120).astype(int)).tolist()
         for step in steps:
             now = loss + (10.4 - loss) * (1 + step / 12) ** -0.9 * (1 - step / num_steps)
             metrics.append(
                 {
                     "step": step,
-                    "tokens": step * self.recipe["batch_tokens"],
+                    "tokens": step * self.recipe.batch_tokens,
                     "loss": now + 0.03 * batches.standard_normal() + 0.003 * self.generator.standard_normal(),
-                    "learning_rate": self.recipe["learning_rate"] * min(1, step / 100),
+                    "learning_rate": self.recipe.learning_rate * min(1, step / 100),
                     "gradient_norm": 1 + 4 / step,
                     "frequency_gradient_norm": 0.1 / math.sqrt(step),
                     "seconds": 0.1,
@@ -209,7 +199,7 @@ class _Run:
             )
             if step in (*steps[60::12], num_steps):
                 metrics.append({"step": step, "validation_loss": now, "validation_tokens": 1 << 20})
-        scales = np.log(self.theta / self.rope) if self.learns else np.zeros(NUM_BANDS)
+        scales = np.log(self.theta / self.rope) if self.learns else np.zeros(self.num_bands)
         for step in np.linspace(0, num_steps, 25).astype(int).tolist() if self.learns else [0]:
             share = -math.expm1(-4 * step / num_steps) / -math.expm1(-4)
             record = {"step": step, "log_scales": (share * scales).tolist()}
@@ -219,21 +209,28 @@ class _Run:
         training = Training(
             **self.common(),
             num_steps=num_steps,
-            num_tokens=num_steps * self.recipe["batch_tokens"],
+            num_tokens=num_steps * self.recipe.batch_tokens,
             loss=loss + 0.02,
             validation_loss=loss,
             seconds=0.1 * num_steps,
             wait_share=0.001,
             peak_memory_bytes=12 << 30,
+            last_start=Timeline(
+                num_steps=num_steps,
+                total_seconds=0.1 * num_steps + 40,
+                first_step_seconds=20.0,
+                step_seconds=0.1 * num_steps,
+                hook_seconds={"validation": 8.0, "checkpoints": 2.0, "frequencies": 1.0},
+            ),
         )
         self.save("training", training)
 
-    def evaluation(self, loss: float) -> None:
+    def evaluation(self, loss: float, stem: str = "eval", documents: dict[str, str] = DOCUMENTS) -> None:
         """Losses whose noise is the same for all methods of a seed, and whose gap to RoPE grows with position."""
         lengths = np.ceil(np.random.default_rng(0).lognormal(5.3, 0.9, 150)).astype(np.int64)
         ends = np.cumsum(lengths)
         positions = np.concatenate([np.arange(length) % self.length for length in lengths])
-        noise = np.random.default_rng(self.recipe["seed"]).standard_normal(len(positions))
+        noise = np.random.default_rng(self.recipe.seed).standard_normal(len(positions))
         own = 0.05 * self.generator.standard_normal(len(positions))
         falling = 1.5 * (1 + positions / 8) ** -0.5
         gap = -0.004 * np.log1p(positions) if self.kind in ("lerope", "frozen") else np.zeros(len(positions))
@@ -247,7 +244,7 @@ class _Run:
             if len(here):
                 bins.append({"start": start, "stop": stop, "num_tokens": len(here), "loss": float(here.mean())})
         result = Evaluation(
-            **self.common(**DOCUMENTS, length=self.length, truncate=False, max_tokens=None, precision="float32"),
+            **self.common(**documents, length=self.length, truncate=False, max_tokens=None, precision="float32"),
             num_documents=len(lengths),
             num_tokens=len(losses),
             loss=mean,
@@ -256,7 +253,7 @@ class _Run:
             bits_per_byte=mean / 4.4 / math.log(2),
             by_position=bins,
         )
-        self.save("eval", result, {"losses": losses, "ends": ends})
+        self.save(stem, result, {"losses": losses, "ends": ends})
 
     def frequencies(self) -> None:
         bands = []
@@ -294,8 +291,8 @@ class _Run:
             ],
             bands=bands,
         )
-        steps = np.linspace(0, self.recipe["steps"], 25).astype(np.int64) if self.learns else np.zeros(1, np.int64)
-        shares = -np.expm1(-4 * steps / self.recipe["steps"]) / -math.expm1(-4) if self.learns else np.ones(1)
+        steps = np.linspace(0, self.recipe.steps, 25).astype(np.int64) if self.learns else np.zeros(1, np.int64)
+        shares = -np.expm1(-4 * steps / self.recipe.steps) / -math.expm1(-4) if self.learns else np.ones(1)
         with np.errstate(divide="ignore"):
             history = self.rope * np.exp(shares[:, None] * np.log(self.theta / self.rope))
         if not self.learns:
@@ -305,7 +302,7 @@ class _Run:
     def bands(self) -> None:
         distances = np.arange(self.length)
         phases = distances * self.theta[:, None]
-        sizes = 0.05 + 0.25 * self.generator.random((self.num_layers, NUM_BANDS, 1))
+        sizes = 0.05 + 0.25 * self.generator.random((self.num_layers, self.num_bands, 1))
         curves = sizes * (np.cos(phases) - 0.3) * np.exp(-distances / self.length)
         if self.learns:
             depth = 1.5 + 1.5 * self.generator.random(self.num_layers)
@@ -314,9 +311,9 @@ class _Run:
         layer_rms = curves[..., 1:].std(-1)
         dominant = int(rms.argmax())
         wavelengths = [2 * math.pi / theta if theta else None for theta in self.theta.tolist()]
-        heads = self.recipe["model"]["num_heads"]
-        near = np.exp(-0.5 * ((np.arange(NUM_BANDS) - dominant) / 2) ** 2)
-        noise = self.generator.random((2, self.num_layers, heads, NUM_BANDS))
+        heads = self.recipe.model.num_heads
+        near = np.exp(-0.5 * ((np.arange(self.num_bands) - dominant) / 2) ** 2)
+        noise = self.generator.random((2, self.num_layers, heads, self.num_bands))
         query_norms, key_norms = 0.7 + 0.4 * noise + (3 if self.learns else 1) * near
         bounds = query_norms * key_norms / 8
         result = Bands(
@@ -333,7 +330,7 @@ class _Run:
                     "mean": float(curves[:, band, 1:].mean()),
                     "layer_spread": float(np.sqrt((curves[:, band, 1:].std(0) ** 2).mean())),
                 }
-                for band in range(NUM_BANDS)
+                for band in range(self.num_bands)
             ],
             layers=[
                 {
@@ -345,7 +342,7 @@ class _Run:
                     "rms": float(layer_rms[layer, band]),
                 }
                 for layer in range(self.num_layers)
-                for band in range(NUM_BANDS)
+                for band in range(self.num_bands)
             ],
         )
         arrays = {"contributions": curves, "mean": curves.mean(0), "std": curves.std(0)}
@@ -355,7 +352,7 @@ class _Run:
     def ablation(self, loss: float) -> None:
         removals, num_documents = [], 40
         for meaning, size in (("contribution", 1.0), ("frequency", 0.7)):
-            for band in range(NUM_BANDS):
+            for band in range(self.num_bands):
                 increase = size * (0.004 + 0.06 * self.generator.random() ** 2)
                 if self.learns and band == self.dominant:
                     increase = 0.76 * size
@@ -371,7 +368,7 @@ class _Run:
                 )
         counts = np.full(num_documents, 500.0)
         whole = loss * counts
-        increases = np.array([removal["increase"] for removal in removals]).reshape(2, NUM_BANDS, 1)
+        increases = np.array([removal["increase"] for removal in removals]).reshape(2, self.num_bands, 1)
         result = Ablation(
             **self.common(**DOCUMENTS, length=self.length, max_tokens=20_000),
             num_documents=num_documents,
@@ -383,7 +380,7 @@ class _Run:
 
     def phasors(self, loss: float) -> None:
         distances = np.arange(1, self.length)
-        noise = self.generator.standard_normal((2, 1, 1, NUM_BANDS, len(distances)))
+        noise = self.generator.standard_normal((2, 1, 1, self.num_bands, len(distances)))
         phasors = (noise[0] + 1j * noise[1]) / distances**0.9 * 1e-4
         waves = np.exp(1j * distances * self.theta[:, None])
         gradients = 1j * distances * phasors * waves
@@ -410,7 +407,7 @@ class _Run:
                 "objective_scale": float(scales["objective"][0, 0, band].mean()),
                 "gradient_scale": float(scales["gradient"][0, 0, band].mean()),
             }
-            for band in range(NUM_BANDS)
+            for band in range(self.num_bands)
         ]
         result = Phasors(
             **self.common(**DOCUMENTS, length=self.length, num_rows=4, layer=None),
@@ -431,8 +428,8 @@ class _Run:
             "edges": edges,
         }
         for name, values in scales.items():
-            counts = [np.histogram(row, edges)[0] for row in values.reshape(NUM_BANDS, -1)]
-            arrays[f"{name}_histogram"] = np.array(counts, np.int64).reshape(1, 1, NUM_BANDS, -1)
+            counts = [np.histogram(row, edges)[0] for row in values.reshape(self.num_bands, -1)]
+            arrays[f"{name}_histogram"] = np.array(counts, np.int64).reshape(1, 1, self.num_bands, -1)
         self.save("phasors", result, arrays)
 
     def needle(self) -> None:
@@ -478,7 +475,9 @@ class _Run:
         }
         for name in ("gold_log_probability", "margin", "worst_margin"):
             arrays[name] = np.array([cell[name] for cell, _ in rows])
-        common = self.common(train_length=self.length, samples=samples, depths=[d / 10 for d in range(11)], **settings)
+        filler = {"filler": "python documentation", "num_filler_tokens": NUM_FILLER_TOKENS, "precision": "float32"}
+        depths = [depth / 10 for depth in range(11)]
+        common = self.common(train_length=self.length, samples=samples, depths=depths, **settings, **filler)
         self.save(stem, Needle(**common, cells=cells, totals=totals, left_out=[]), arrays)
 
     def extrapolation(self, loss: float) -> None:
@@ -493,7 +492,7 @@ class _Run:
         counts = np.full(to, 40.0)
         falling = loss - 0.5 + 2 * (1 + positions / 8) ** -0.5
         ways, bins, curves = [], [], {}
-        tokens = 0.08 * np.random.default_rng(self.recipe["seed"]).standard_normal(to)
+        tokens = 0.08 * np.random.default_rng(self.recipe.seed).standard_normal(to)
         for number, (method, temperature, label, rise) in enumerate(found):
             losses = falling + rise + tokens + 0.01 * self.generator.standard_normal(to)
             for selection in ("all", "long"):

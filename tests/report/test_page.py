@@ -120,6 +120,88 @@ def test_from_disk_everything_is_drawn_and_nothing_is_asked_for(browser, file):
 
 
 @in_browser
+def test_there_is_one_loss_a_run_and_it_says_what_it_is_of(browser, file):
+    browser.open(file.as_uri())
+    heads = browser.run("[...document.querySelectorAll('#runs th')].map((cell) => cell.textContent)")
+    assert heads == ["run", "encoding", "rung", "seed", "steps", "epochs", "loss", "perplexity", "bits/byte"]
+    cells = {
+        row[0]: row[1:]
+        for row in browser.run(
+            "[...document.querySelectorAll('#runs tbody tr')].map((row) => [...row.cells].map((c) => c.textContent))"
+        )
+    }
+    assert cells["52M-lerope-42"] == ["LeRoPE", "52M", "42", "3,840", "5", "3.3995", "29.949", "1.1146"]
+    assert cells["52M-lerope-42-length1024"][5] == "in training 3.3800"
+
+
+@in_browser
+def test_the_gap_through_training_is_on_the_same_batches(browser, file):
+    browser.open(file.as_uri() + "#runs=52M-lerope-42&runs=52M-rope-42&runs=52M-lerope-42-length1024")
+    data = json.loads(browser.run("document.querySelector('#data').textContent"))
+    gaps = {run["id"]: run["gap"] for run in data["runs"]}
+    assert gaps["52M-rope-42"] is None
+    assert gaps["52M-lerope-42-length1024"] is None  # no other run has rows of this length
+    assert gaps["52M-lerope-42"]["baseline"] == "rope"
+    assert gaps["52M-lerope-42"]["values"][-1] == pytest.approx(-0.0098, abs=0.004)
+    assert "training loss less that of RoPE" in text(browser, "#losses")
+
+
+@in_browser
+def test_texts_from_outside_are_shown_as_what_they_are(browser, file):
+    browser.open(file.as_uri() + "#runs=52M-lerope-42")
+    assert "essay.txt, windows of 512 tokens" in text(browser, "#losses")
+    assert "3.6995" in text(browser, "#losses")
+    browser.run("document.querySelectorAll('#provenance details').forEach((node) => { node.open = true; })")
+    assert "loss on essay.txt, windows of 512 tokens" in text(browser, "#provenance")
+    browser.open(file.as_uri() + "#runs=19M-lerope-42")
+    assert "On other documents" not in text(browser, "#losses")
+
+
+@in_browser
+def test_needles_say_how_they_were_asked_for_and_where_the_filler_repeats(browser, example, tmp_path):
+    run = shutil.copytree(example / "52M-lerope-42", tmp_path / "52M-lerope-42")
+    for old, new, changes in (
+        ("needle-long", "needle-long-samples-40-precision-bf16", {"num_filler_tokens": 3000, "precision": "bf16"}),
+        ("needle", "needle-essays-12345678", {"filler": "essays"}),
+    ):
+        content = json.loads((run / "results" / f"{old}.json").read_text())
+        content["settings"] |= changes
+        (run / "results" / f"{new}.json").write_text(json.dumps({**content, "arrays_sha256": None}))
+        (run / "results" / f"{old}.json").unlink()
+    (tmp_path / "index.html").write_text(render(payload(collect([run]))), encoding="utf-8")
+    browser.open((tmp_path / "index.html").as_uri())
+    shown = text(browser, "#needles")
+    assert "YaRN, 20 prompts a depth, bf16" in shown
+    assert "20 prompts a depth, in essays" in shown
+    assert "samples-40" not in shown
+    assert shown.count("* The filler has 3,000 tokens: these prompts repeat sentences.") == 1
+    marks = browser.run("[...document.querySelectorAll('#needles svg text')].map((node) => node.textContent)")
+    assert [mark for mark in marks if mark.endswith("*")] == ["4k*", "8k*"]
+
+
+@in_browser
+def test_ways_of_stretching_have_colours_of_their_own(browser, file):
+    browser.open(file.as_uri() + "#runs=52M-lerope-42")
+    colors = browser.run(
+        "[...document.querySelectorAll('#extrapolation .legend line')].map((node) => getComputedStyle(node).stroke)"
+    )
+    assert len(colors) == len(set(colors)) == 8
+
+
+@in_browser
+def test_what_is_missing_comes_with_its_command(browser, example, tmp_path):
+    data = payload(collect([example / "52M-lerope-42", example / "19M-lerope-42"]))
+    data["files"] = ["figures/training.svg"]
+    data["missing"] = [{"name": "code", "text": "There is no run on code", "command": "lerope data prepare python:"}]
+    (tmp_path / "index.html").write_text(render(data), encoding="utf-8")
+    browser.open((tmp_path / "index.html").as_uri())
+    assert "Not drawn, code: There is no run on code: lerope data prepare python:" in text(browser, "#files")
+    assert f"Not measured: 19M-lerope-42. This does it: lerope needle {example}/19M-lerope-42" in text(
+        browser, "#needles"
+    )
+
+
+@in_browser
 def test_a_tick_changes_every_chart_at_once(browser, file):
     browser.open(file.as_uri())
     before = {section: picture(browser, section) for section in CHARTS}
@@ -229,7 +311,7 @@ def test_play_goes_from_start_to_end(browser, file, motion):
 @pytest.mark.parametrize(
     ("section", "wanted"),
     [
-        ("verdict", r"(lerope|frozen|500000|0.75), \d seeds? difference .0\.\d{4} 95 %"),
+        ("verdict", r"(LeRoPE|Frozen|500,000|p-RoPE), \d seeds? difference .0\.\d{4} 95 %"),
         ("losses", r"^step [\d,]+ .*52M-rope-42 3\.\d{4}"),
         ("frequencies", r"band \d+.* wavelength [\d.,k]+ tokens RoPE's"),
         ("bands", r"^band \d+.* wavelength .* tokens .*between layers ± "),
@@ -237,7 +319,7 @@ def test_play_goes_from_start_to_end(browser, file, motion):
         ("ablation", r"^without band \d+ loss [+]0\.\d{4} ± 0\.\d{4} wavelength"),
         ("needles", r"^512 tokens, 7 distractors, depth 0\.\d exact match \d+ % 95 %"),
         ("extrapolation", r"^positions [\d,]+ to [\d,]+ .*YaRN, c = 0.1 3\.\d+"),
-        ("multipliers", r"FLOPs .*lerope 1\.\d{3} "),
+        ("multipliers", r"FLOPs .*LeRoPE 1\.\d{3} "),
     ],
 )
 def test_pointing_at_a_chart_reads_it(browser, file, section, wanted):
@@ -321,6 +403,12 @@ def test_a_phone_shows_everything_without_scrolling_sideways(browser, file, sche
     assert browser.run("document.documentElement.scrollWidth") == 390
     right = "[...document.querySelectorAll('.plot > svg')].map((node) => node.getBoundingClientRect().right)"
     assert max(browser.run(right)) <= 390
+    beyond = (
+        "[...document.querySelectorAll('.plot > svg text')].filter((node) => node.checkVisibility() &&"
+        " node.getBoundingClientRect().right > node.closest('svg').getBoundingClientRect().right + 1)"
+        ".map((node) => node.textContent)"
+    )
+    assert browser.run(beyond) == []
     assert all(len(picture(browser, section)) > 500 for section in CHARTS)
     x, y = browser.middle("#bands .plot > svg")
     browser.touch(x, y)

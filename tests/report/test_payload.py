@@ -11,8 +11,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from lerope.report.collect import Bundle, collect
-from lerope.report.page import as_json, embedded
-from lerope.report.payload import distance_edges, payload, run_payload
+from lerope.report.curves import distance_edges
+from lerope.report.page import embedded
+from lerope.report.payload import payload, run_payload
+from lerope.report.payload.bands import MAX_DISTANCES
 from tests.report.example import LENGTH, _Run, write_example
 from tests.train.runs import edit
 
@@ -28,7 +30,7 @@ def example(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def lerope(example):
-    return run_payload(one(example / "52M-lerope-42"))
+    return run_payload(one(example / "52M-lerope-42")).shown
 
 
 def one(path: Path):
@@ -40,6 +42,13 @@ def write_lines(path: Path, records) -> None:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
+def step_record(step: int, loss: float, seconds: float = 0.1) -> dict:
+    """A line of metrics.jsonl."""
+    values = {"learning_rate": 0.01, "gradient_norm": 1.0, "frequency_gradient_norm": None, "wait_seconds": 0.0}
+    values |= {"tokens": 100 * step, "tokens_per_second": 1e3, "share_of_peak": None}
+    return {"step": step, "loss": loss, "seconds": seconds, **values}
+
+
 def bare(folder: Path, encoding: str = "lerope", name: str = "run") -> Path:
     run = _Run(folder / name, "19M", encoding, 1)
     run.write(loss=3.0)
@@ -49,8 +58,8 @@ def bare(folder: Path, encoding: str = "lerope", name: str = "run") -> Path:
 def test_training_is_thinned_to_means_of_neighbours(tmp_path):
     path = bare(tmp_path)
     losses = np.random.default_rng(0).random(4000)
-    write_lines(path / "metrics.jsonl", ({"step": at + 1, "loss": loss} for at, loss in enumerate(losses.tolist())))
-    curve = run_payload(one(path))["training"]
+    write_lines(path / "metrics.jsonl", (step_record(at + 1, loss) for at, loss in enumerate(losses.tolist())))
+    curve = run_payload(one(path)).shown["training"]
     assert len(curve["steps"]) == len(curve["values"]) == 400
     assert curve["values"] == pytest.approx(losses.reshape(400, 10).mean(1), rel=1e-4)
     assert curve["steps"][:2] == [5.5, 15.5]
@@ -60,31 +69,29 @@ def test_a_short_run_keeps_every_step(tmp_path):
     path = bare(tmp_path)
     write_lines(
         path / "metrics.jsonl",
-        [{"step": 1, "loss": 2.5}, {"step": 1, "validation_loss": 2.25}, {"step": 2, "loss": 2.0}],
+        [step_record(1, 2.5), {"step": 1, "validation_loss": 2.25, "validation_tokens": 9}, step_record(2, 2.0)],
     )
-    found = run_payload(one(path))
+    found = run_payload(one(path)).shown
     assert found["training"] == {"steps": [1, 2], "values": [2.5, 2.0]}
     assert found["validation"] == {"steps": [1], "values": [2.25]}
 
 
 def test_progress_and_time_left(tmp_path):
     path = bare(tmp_path)
-    write_lines(path / "metrics.jsonl", [{"step": at, "loss": 1.0, "seconds": 0.5} for at in range(1, 61)])
-    progress = run_payload(one(path))["progress"]
+    write_lines(path / "metrics.jsonl", [step_record(at, 1.0, 0.5) for at in range(1, 61)])
+    progress = run_payload(one(path)).shown["progress"]
     assert (progress["step"], progress["steps"]) == (60, 960)
     assert progress["secondsLeft"] == 0.5 * 900
 
 
-@pytest.mark.parametrize(
-    ("encoding", "base"), [("lerope", 1e4), ("lerope,base=500000", 5e5), ("lerope,base=many", 1e4)]
-)
+@pytest.mark.parametrize(("encoding", "base"), [("lerope,rotary_dim=8", 1e4), ("lerope,rotary_dim=8,base=500000", 5e5)])
 def test_wavelengths_follow_from_log_scales_and_the_base(tmp_path, encoding, base):
     path = bare(tmp_path, encoding)
     write_lines(
         path / "frequencies.jsonl",
         [{"step": 0, "log_scales": [0.0] * 4}, {"step": 9, "log_scales": [math.log(2), 0, None, -1]}],
     )
-    found = run_payload(one(path))["frequencies"]
+    found = run_payload(one(path)).shown["frequencies"]
     rope = [2 * math.pi * base ** (band / 4) for band in range(4)]
     assert found["rope"] == pytest.approx(rope, rel=1e-4)
     assert found["steps"] == [0, 9]
@@ -95,7 +102,7 @@ def test_wavelengths_follow_from_log_scales_and_the_base(tmp_path, encoding, bas
 
 
 def test_a_band_that_does_not_turn_has_no_wavelength(example):
-    found = run_payload(one(example / "52M-prope-p0.75-42"))["frequencies"]
+    found = run_payload(one(example / "52M-prope-p0.75-42")).shown["frequencies"]
     assert found["wavelengths"][0][23] is not None
     assert found["wavelengths"][0][24:] == [None] * 8
 
@@ -103,7 +110,7 @@ def test_a_band_that_does_not_turn_has_no_wavelength(example):
 def test_layers_with_frequencies_of_their_own_give_a_middle_and_two_ends(tmp_path):
     path = bare(tmp_path)
     write_lines(path / "frequencies.jsonl", [{"step": 0, "frequencies": [[1.0, 0.5], [4.0, 0.5]]}])
-    found = run_payload(one(path))["frequencies"]
+    found = run_payload(one(path)).shown["frequencies"]
     turn = 2 * math.pi
     assert found["wavelengths"][0] == pytest.approx([turn / 2, turn / 0.5], rel=1e-3)
     assert found["low"][0] == pytest.approx([turn / 4, turn / 0.5], rel=1e-3)
@@ -113,15 +120,15 @@ def test_layers_with_frequencies_of_their_own_give_a_middle_and_two_ends(tmp_pat
 def test_no_bands_and_no_records_are_no_frequencies(tmp_path):
     path = bare(tmp_path, "nope")
     write_lines(path / "frequencies.jsonl", [{"step": 0, "frequencies": []}])
-    assert run_payload(one(path))["frequencies"] is None
+    assert run_payload(one(path)).shown["frequencies"] is None
     (path / "frequencies.jsonl").unlink()
-    assert run_payload(one(path))["frequencies"] is None
+    assert run_payload(one(path)).shown["frequencies"] is None
 
 
 def test_history_is_thinned_and_keeps_both_ends(tmp_path):
-    path = bare(tmp_path)
+    path = bare(tmp_path, "lerope,rotary_dim=4")
     write_lines(path / "frequencies.jsonl", ({"step": at, "log_scales": [at / 1000, 0]} for at in range(1001)))
-    found = run_payload(one(path))["frequencies"]
+    found = run_payload(one(path)).shown["frequencies"]
     assert len(found["steps"]) == 120
     assert (found["steps"][0], found["steps"][-1]) == (0, 1000)
     assert found["wavelengths"][-1][0] == pytest.approx(2 * math.pi / math.e, rel=1e-3)
@@ -129,7 +136,7 @@ def test_history_is_thinned_and_keeps_both_ends(tmp_path):
 
 @pytest.mark.parametrize("last", [1, 2, 7, 159, 160, 161, 2047, 32767])
 def test_distances_are_cut_without_gap_or_overlap(last):
-    edges = distance_edges(last)
+    edges = distance_edges(last, MAX_DISTANCES)
     assert edges[0] == 1
     assert edges[-1] == last + 1
     assert (np.diff(edges) >= 1).all()
@@ -139,9 +146,9 @@ def test_distances_are_cut_without_gap_or_overlap(last):
 def test_contributions_are_means_over_groups_of_distances(example, lerope):
     curves = lerope["bands"]["curves"]
     mean = load_file(example / "52M-lerope-42" / "results" / "bands.safetensors")["mean"]
-    edges = curves["edges"]
+    edges, pairs = curves["edges"], LENGTH - np.arange(LENGTH)
     for band in (0, 11, 31):
-        wanted = [mean[band, start:stop].mean() for start, stop in pairwise(edges)]
+        wanted = [np.average(mean[band, start:stop], weights=pairs[start:stop]) for start, stop in pairwise(edges)]
         assert curves["mean"][band] == pytest.approx(wanted, rel=1e-3, abs=1e-6)
     assert edges[-1] == LENGTH
     assert lerope["bands"]["dominantBand"] == 11
@@ -152,7 +159,7 @@ def test_curves_that_are_gone_leave_the_rest(example, tmp_path):
     shutil.copytree(example / "52M-lerope-42", path)
     (path / "results" / "bands.safetensors").unlink()
     (path / "results" / "phasors.safetensors").write_bytes(b"no")
-    found = run_payload(one(path))
+    found = run_payload(one(path)).shown
     assert found["bands"]["curves"] is None
     assert found["bands"]["dominantBand"] == 11
     assert found["phasors"] is None
@@ -168,6 +175,41 @@ def test_phasors_keep_the_resultant_of_all_distances(example, lerope):
     assert len(found["distances"]) == sizes.shape[1] <= 160
     assert found["distances"][:3] == [1, 2, 3]
     assert all(value == round(value, 4) for value in found["real"][0])
+
+
+def test_a_run_has_one_loss_and_says_what_it_is_of(example, tmp_path):
+    scored = run_payload(one(example / "52M-lerope-42")).shown
+    assert scored["loss"] == {"value": pytest.approx(3.3995, abs=1e-5), "of": "evaluation"}
+    alone = run_payload(one(example / "52M-lerope-42-length1024")).shown
+    assert alone["loss"] == {"value": 3.38, "of": "validation"}
+    path = bare(tmp_path)
+    (path / "results" / "training.json").unlink()  # on its way: what metrics say
+    write_lines(path / "metrics.jsonl", [{"step": 1, "validation_loss": 2.25, "validation_tokens": 9}])
+    assert run_payload(one(path)).shown["loss"] == {"value": 2.25, "of": "validation"}
+
+
+def test_epochs_are_how_often_the_data_is_read(example, tmp_path):
+    # 3,840 steps of 131,072 tokens, of data with 100 million.
+    assert run_payload(one(example / "52M-lerope-42")).shown["progress"]["epochs"] == 5.03
+    path = bare(tmp_path)
+    run = json.loads((path / "run.json").read_text())
+    del run["starts"][0]["num_data_tokens"]  # as earlier runs have it
+    (path / "run.json").write_text(json.dumps(run))
+    assert run_payload(one(path)).shown["progress"]["epochs"] is None
+
+
+def test_gaps_are_held_against_the_run_that_read_the_same_batches(example):
+    found = {run["id"]: run["gap"] for run in payload(collect([example]))["runs"]}
+    with_gap = {name for name, gap in found.items() if gap is not None}
+    assert {"52M-lerope-42", "52M-lerope-43", "217M-prope-p0.75-42"} <= with_gap
+    assert not {"52M-rope-42", "52M-lerope-42-length1024"} & with_gap
+    own, base = (
+        {record.step: record.loss for record in one(example / name).metrics.steps}
+        for name in ("52M-lerope-42", "52M-rope-42")
+    )
+    last = [step for step in own if step >= 3840 * 7 / 8]
+    wanted = np.mean([own[step] - base[step] for step in last])
+    assert found["52M-lerope-42"]["values"][-1] == pytest.approx(wanted, rel=1e-3)
 
 
 def test_needles_are_grids_of_depth_by_column(lerope):
@@ -195,7 +237,7 @@ def test_the_verdict_is_of_the_largest_rung_with_several_seeds(example):
     assert found["verdict"]["text"].startswith("lerope is 0.0105 nats below rope (95 % interval")
     (effect,) = [e for e in found["comparison"]["effects"] if (e["rung"], e["method"]) == ("52M", "lerope")]
     assert effect["low"] < effect["difference"] < effect["high"] < 0
-    assert {entry["method"] for entry in found["multipliers"]["multipliers"]} == {"lerope", "prope,p=0.75"}
+    assert {entry["method"] for entry in found["multipliers"]["multipliers"]} == {"lerope", "prope"}
     assert 0 < len(found["ticked"]) <= 12
 
 
@@ -215,18 +257,12 @@ def test_without_a_verdict_the_page_says_what_to_run(tmp_path):
 
 def test_damaged_records_become_a_note(tmp_path):
     path = bare(tmp_path)
-    (path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\nnot json\n{"step": 2, "loss": 1.0}\n')
+    good = [json.dumps(step_record(1, 2.0)), json.dumps(step_record(2, 1.0))]
+    odd = json.dumps(step_record(3, 1.0)).replace("1.0", "NaN", 1)
+    (path / "metrics.jsonl").write_text("\n".join([good[0], "not json", odd, good[1]]) + "\n")
     found = payload(collect([path]))
-    assert found["runs"][0]["training"]["steps"] == []
-    assert any("line 2" in note for note in found["notes"])
-
-
-def test_numbers_that_json_lacks_become_null(tmp_path):
-    path = bare(tmp_path)
-    (path / "metrics.jsonl").write_text('{"step": 1, "loss": NaN, "tokens_per_second": Infinity}\n')
-    found = payload(collect([path]))
-    assert found["runs"][0]["training"]["values"] == [None]
-    assert json.loads(as_json(found))["runs"][0]["progress"]["loss"] is None
+    assert found["runs"][0]["training"]["steps"] == [1, 2]
+    assert any("metrics.jsonl has 2 damaged lines" in note for note in found["notes"])
 
 
 def test_provenance_holds_what_is_needed_to_repeat_a_run(lerope):
@@ -236,6 +272,7 @@ def test_provenance_holds_what_is_needed_to_repeat_a_run(lerope):
     assert found["recipe"]["steps"] == 3840
     assert found["start"]["commit"] == "a" * 40
     assert {
+        "title": "loss on validation, windows of 512 tokens",
         "file": "eval.json",
         "date": "2026-01-02T03:04:05+00:00",
         "lerope": "0.1.0",
@@ -253,7 +290,7 @@ def test_a_dozen_runs_as_long_as_the_paper_s_stay_below_the_limit(tmp_path):
     for fill in (run.evaluation, run.extrapolation, run.ablation, run.phasors):
         fill(3.0)
     noise = np.random.default_rng(0)
-    write_lines(run.path / "metrics.jsonl", ({"step": at + 1, "loss": noise.random()} for at in range(20_000)))
+    write_lines(run.path / "metrics.jsonl", (step_record(at + 1, noise.random()) for at in range(20_000)))
     write_lines(
         run.path / "frequencies.jsonl", ({"step": at, "log_scales": noise.random(32).tolist()} for at in range(1000))
     )

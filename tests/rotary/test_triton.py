@@ -568,7 +568,7 @@ def test_norm_and_rotation_compile_within_a_block():
 
 def test_a_whole_model_learns_the_same():
     """Loss and gradients of a small transformer, rotated by the kernel and by the reference."""
-    from lerope.model.config import ModelConfig
+    from lerope.core.ladder import ModelConfig
     from lerope.model.init import init_weights
     from lerope.model.transformer import Transformer
 

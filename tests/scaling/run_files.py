@@ -1,14 +1,13 @@
 """Run directories with evaluations, written as files: nothing is trained."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from lerope.results import Evaluation
+from tests.made_runs import made_recipe, make_run
 
 HEADS = {"19M": 4, "52M": 8, "217M": 16}
 LENGTH = 64
@@ -46,25 +45,13 @@ def write_run(
     num_tokens = int(documents.sum())
     values = token_losses(seed, losses, num_tokens) if isinstance(losses, float) else losses
     heads = HEADS[rung]
-    fields = {
-        "rung": rung,
-        "model": {"num_layers": heads * 3 // 4, "num_heads": heads, "head_dim": 64},
-        "encoding": encoding,
-        "seed": seed,
-        "steps": 100 * heads,
-        "batch_tokens": 1000,
-        "learning_rate": 0.01 / heads,
-        **(recipe or {}),
-    }
-    identity = {"recipe": fields, "data": data, "initial_frequencies": encoding}
-    content = {"identity": identity, "finished": finished, "created": f"created {path.name}", "starts": [{}]}
-    (path / "results").mkdir(parents=True)
-    (path / "run.json").write_text(json.dumps(content))
+    changes = {"steps": 100 * heads, "batch_tokens": 1000, "row_length": 1000, "learning_rate": 0.01 / heads}
+    made = made_recipe(rung, encoding, seed, **{**changes, **(recipe or {})})
+    run = make_run(path, made, data, finished)
     ends = np.cumsum(documents)
-    save_file({"losses": values.astype(np.float32), "ends": ends}, path / "results" / "eval.safetensors")
     loss = float(values.mean())
     Evaluation(
-        run={"name": path.name, "created": f"created {path.name}", **identity},
+        run=run.label,
         settings={**SETTINGS, **(settings or {})},
         provenance={},
         num_documents=int((documents > 0).sum()),
@@ -74,7 +61,7 @@ def write_run(
         document_mean_loss=loss,
         bits_per_byte=None,
         by_position=[],
-    ).save(path / "results" / "eval.json")
+    ).save_with(path / "results" / "eval.json", {"losses": values.astype(np.float32), "ends": ends})
     return path
 
 

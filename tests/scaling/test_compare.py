@@ -6,14 +6,16 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from lerope.results import Comparison, Evaluation
-from lerope.scaling import compute_multipliers, evaluated
-from lerope.scaling.compare import compare, verdict
-from lerope.scaling.evaluated import position_edges, read_study
+from lerope.scaling import compute_multipliers
+from lerope.scaling.compare import compare
+from lerope.scaling.evaluated import read_study
+from lerope.scaling.rung import verdict
 from lerope.scaling.seeds import Effect, Interval
 from lerope.scaling.study import read_runs, study
+from lerope.scaling.token_losses import position_edges
 from tests.scaling.run_files import LENGTH, lengths, token_losses, write_run, write_study
 
 FEW = {"num_resamples": 200}
@@ -71,7 +73,7 @@ def test_gaps_by_position_are_those_of_the_tokens(tmp_path, monkeypatch):
         assert gap["num_tokens"] == inside.sum()
         assert gap["difference"] == pytest.approx(-0.01 if gap["start"] >= 32 else 0.002, abs=1e-6)
         assert gap["standard_error"] == pytest.approx(0, abs=1e-6)
-    monkeypatch.setattr(evaluated, "_TOKENS_AT_ONCE", 150)
+    monkeypatch.setattr("lerope.scaling.token_losses._TOKENS_AT_ONCE", 150)
     chunked = compare(runs, **FEW)
     assert [gap["num_tokens"] for gap in chunked.by_position] == [gap["num_tokens"] for gap in gaps]
     differences = [gap["difference"] for gap in chunked.by_position]
@@ -212,8 +214,10 @@ def replace_result(path, **changes):
 
 
 def replace_tokens(path, **changes):
-    file = path / "results" / "eval.safetensors"
-    save_file({**load_file(file), **changes}, file)
+    """Other tokens that the result was saved with, as a command with a mistake would."""
+    file = path / "results" / "eval.json"
+    arrays = {**load_file(file.with_suffix(".safetensors")), **changes}
+    Evaluation.load(file).save_with(file, {name: array for name, array in arrays.items() if array is not None})
 
 
 def one_token_elsewhere(path):
@@ -230,9 +234,9 @@ def not_finite(path):
 
 DAMAGE = [
     (lambda p: (p / "results" / "eval.json").unlink(), "eval.json does not exist; run `lerope eval "),
-    (lambda p: (p / "results" / "eval.safetensors").unlink(), "eval.safetensors cannot be read"),
-    (lambda p: (p / "results" / "eval.safetensors").write_bytes(b"nothing"), "eval.safetensors cannot be read"),
-    (lambda p: save_file({"ends": np.zeros(1)}, p / "results" / "eval.safetensors"), "has no losses; remove it"),
+    (lambda p: (p / "results" / "eval.safetensors").unlink(), "eval.safetensors does not exist; make it again"),
+    (lambda p: (p / "results" / "eval.safetensors").write_bytes(b"nothing"), "was changed or damaged; make it again"),
+    (lambda p: replace_tokens(p, losses=None), "eval.safetensors has no losses; make it again"),
     (lambda p: replace_tokens(p, losses=np.zeros(7, np.float32)), "does not hold the 2,"),
     (lambda p: replace_tokens(p, ends=np.zeros((2, 2), np.int64)), "does not hold the 2,"),
     (lambda p: replace_result(p, num_documents=58), "tokens of 58 documents that its evaluation counts"),
@@ -240,7 +244,7 @@ DAMAGE = [
     (one_token_elsewhere, "are of different documents; run `lerope eval` on both again"),
     (not_finite, "holds losses that are not finite"),
     (lambda p: replace_result(p, run={"created": "before"}), "was made from an earlier training in this folder"),
-    (lambda p: replace_result(p, kind="needle"), "kind and version must be evaluation, 1; got needle, 1"),
+    (lambda p: replace_result(p, kind="needle"), "kind and version must be evaluation, 2, got needle, 2"),
 ]  # fmt: skip
 
 

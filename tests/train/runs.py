@@ -5,17 +5,20 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from lerope.model.config import ModelConfig
-from lerope.runs import read_records
-from lerope.train.config import Recipe, Setup, recipe
+from lerope.core.files import read_lines, sha256_of
+from lerope.core.ladder import ModelConfig
+from lerope.core.recipe import Recipe, Setup, recipe
+from lerope.core.run import StepRecord, read_run
 from lerope.train.job import Outcome, train
+from lerope.train.trainer import Hook, Loop, Record
 from tests.data.corpora import write_corpus
 
 TINY = ModelConfig(num_layers=2, num_heads=2, head_dim=16, vocab_size=50)
@@ -64,8 +67,20 @@ def tiny_setup(**changes: Any) -> Setup:
     )
 
 
-def tiny_run(data: Path, out: Path, setup: dict[str, Any] | None = None, **changes: Any) -> Outcome:
-    return train(tiny_recipe(**changes), data, out, tiny_setup(**(setup or {})))
+def tiny_run(
+    data: Path, out: Path, setup: dict[str, Any] | None = None, hooks: Sequence[Hook] = (), **changes: Any
+) -> Outcome:
+    return train(tiny_recipe(**changes), data, out, tiny_setup(**(setup or {})), hooks)
+
+
+class StopAt(Hook):
+    """Asks a run to stop once it has the numbers of a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def take(self, loop: Loop, record: Record) -> None:
+        loop.stopping |= isinstance(record, StepRecord) and record.step >= self.step
 
 
 def spawn(data: Path, out: Path, num_ranks: int = 1, **changes: Any) -> Any:
@@ -105,9 +120,17 @@ def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
+def plant_weights(run: Path, weights: dict[str, torch.Tensor]) -> None:
+    """Gives a finished run other weights, as if it had learned them."""
+    model = run / "model"
+    save_file(weights, model / "model.safetensors")
+    edit(model / "config.json", weights_sha256=sha256_of(model / "model.safetensors"))
+    replace(read_run(run), model_sha256={file.name: sha256_of(file) for file in model.iterdir()}).save()
+
+
 def metrics(out: Path) -> list[dict[str, Any]]:
     """Records without what a clock measured."""
-    records = read_records(out / "metrics.jsonl")
+    records = read_lines(out / "metrics.jsonl")
     return [{key: value for key, value in record.items() if key not in TIMES} for record in records]
 
 

@@ -20,7 +20,7 @@ DATA_DAMAGE = {
         lambda d: edit(d / "manifest.json", bos=7),
         r"fingerprint .* does not match",
     ),
-    "a manifest of the future": (lambda d: edit(d / "manifest.json", version=9), r"version must be 1; got 9"),
+    "a manifest of the future": (lambda d: edit(d / "manifest.json", version=9), r"version must be 2, got 9"),
     "half a shard": (lambda d: cut(d / "train-00000.tokens"), r"train-00000.tokens must have [\d,]+ bytes; got"),
     "a flipped bit": (lambda d: flip(d / "train-00000.tokens"), r"train-00000.tokens is damaged"),
     "a flipped bit in the offsets": (lambda d: flip(d / "train-00000.ends", 0), r"train-00000.ends is damaged"),
@@ -55,7 +55,7 @@ def test_data_is_hashed_once_and_again_when_it_changes(data, tmp_path):
 WRONG = {
     "unknown rung": (["53M"], "rung must be one of demo, 19M"),
     "vocabulary": (["demo"], "has a vocabulary of 50, but demo is a model for 2,048; train with --vocab-size 50"),
-    "unknown encoding": (["demo", "--vocab-size", "50", "--encoding", "rotary"], "encoding must be nope, rope"),
+    "unknown encoding": (["demo", "--vocab-size", "50", "--encoding", "rotary"], "encoding must be rope, prope"),
     "no frequencies": (["demo", "--vocab-size", "50", "--encoding", "a.json"], "a.json does not exist"),
     "rows too long": (["demo", "--vocab-size", "50", "--row-length", "65536"], "row_length must be at most the"),
     "uneven batch": (["demo", "--vocab-size", "50", "--row-length", "48"], "batch_tokens must hold whole rows of 48"),
@@ -107,8 +107,8 @@ def test_z_loss_must_be_a_weight(data, tmp_path, z_loss):
 
 def test_a_kernel_by_name_that_cannot_run(data, tmp_path, monkeypatch):
     """The training run says so before it begins, rather than in its first step."""
-    monkeypatch.setattr("lerope.rotary.kernels._INTERPRETED", False)
-    monkeypatch.setattr("lerope.rotary.kernels._HAS_TRITON", True)
+    monkeypatch.setattr("lerope.rotary.dispatch._INTERPRETED", False)
+    monkeypatch.setattr("lerope.rotary.dispatch._HAS_TRITON", True)
     with pytest.raises(ValueError, match=r"^kernel 'triton' cannot run here, because fused kernels need a CUDA device"):
         tiny_run(data, tmp_path / "run", {"kernel": "triton"}, steps=2)
     with pytest.raises(ValueError, match="kernel must be one of auto, triton, reference; got 'fast'"):

@@ -13,11 +13,13 @@ import pytest
 from safetensors import SafetensorError
 
 from lerope.cli.main import main
+from lerope.core.run import read_run
+from lerope.evaluate.perplexity import EvalRequest, evaluate
 from lerope.model import saved
-from lerope.train import trainer
-from lerope.train.trainer import Trainer
+from lerope.train import engine
+from lerope.train.engine import Engine
 from tests.ranks import children_of, run_ranks
-from tests.train.runs import cut, edit, flip, metrics, same, spawn, tiny_run
+from tests.train.runs import StopAt, cut, edit, flip, metrics, same, spawn, tiny_recipe, tiny_run
 from tests.train.test_parallel import as_rank
 
 
@@ -99,6 +101,20 @@ def test_another_run_s_directory_is_refused(data, straight, kind):
     assert (straight / "run.json").read_bytes() == before
 
 
+def test_a_run_with_rows_in_the_order_of_documents_is_refused(data, straight, tmp_path):
+    """As runs were before rows had an order of their own: going on would mix the two."""
+    out = tmp_path / "run"
+    interrupted(data, straight, out)
+    content = json.loads((out / "run.json").read_text())
+    del content["version"], content["identity"]["recipe"]["row_order"], content["identity"]["recipe"]["z_loss"]
+    (out / "run.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"its recipe\.row_order is 'documents', in which no run is trained any more"):
+        tiny_run(data, out, steps=24)
+    assert read_run(out).recipe == tiny_recipe(steps=24, row_order="documents")
+    with pytest.raises(ValueError, match=r"row_order must be shuffled.*'documents'"):
+        tiny_run(data, tmp_path / "new", row_order="documents")
+
+
 def test_other_data_is_refused(data, tmp_path, straight):
     from tests.data.corpora import write_corpus
 
@@ -119,7 +135,7 @@ def test_a_damaged_run_file_is_one_sentence(data, tmp_path, straight):
     out = tmp_path / "run"
     shutil.copytree(straight, out)
     cut(out / "run.json")
-    with pytest.raises(ValueError, match=r"run.json is damaged"):
+    with pytest.raises(ValueError, match=r"run.json is not whole JSON"):
         tiny_run(data, out, steps=24)
     assert (out / "model").exists()
 
@@ -241,7 +257,7 @@ def test_a_rank_that_dies_ends_the_run_and_loses_nothing(data, tmp_path):
     assert "stopped at step" in text
 
 
-def test_damaged_checkpoints_do_not_push_out_new_ones(data, tmp_path, straight, monkeypatch, capsys):
+def test_damaged_checkpoints_do_not_push_out_new_ones(data, tmp_path, straight, capsys):
     """Both kept checkpoints are damaged; the run starts over, stops early, and what it saved then is what counts."""
     out = tmp_path / "run"
     shutil.copytree(straight, out)
@@ -250,11 +266,7 @@ def test_damaged_checkpoints_do_not_push_out_new_ones(data, tmp_path, straight, 
     for path in (out / "checkpoints").glob("step-*/*.safetensors"):
         flip(path)
     (out / "checkpoints" / "step-00000004-backup").mkdir()
-    report = Trainer._report
-    with monkeypatch.context() as patch:
-        stop = lambda self, started: report(self, started) or bool(started and started.step == 5)  # noqa: E731
-        patch.setattr(Trainer, "_report", stop)
-        assert not tiny_run(data, out, steps=24).finished
+    assert not tiny_run(data, out, hooks=[StopAt(5)], steps=24).finished
     assert (out / "checkpoints" / "step-00000005").is_dir()
     assert {p.name for p in (out / "checkpoints").glob("damaged-*")} == {
         "damaged-step-00000016",
@@ -268,7 +280,7 @@ def test_damaged_checkpoints_do_not_push_out_new_ones(data, tmp_path, straight, 
 
 def test_frequencies_that_diverge_stop_the_run_before_they_are_saved(data, tmp_path, monkeypatch):
     out, calls = tmp_path / "run", []
-    clip = trainer.clip_grad_norm_
+    clip = engine.clip_grad_norm_
 
     def poisoned(model, *args):
         calls.append(1)
@@ -277,7 +289,7 @@ def test_frequencies_that_diverge_stop_the_run_before_they_are_saved(data, tmp_p
         return clip(model, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "clip_grad_norm_", poisoned)
+        patch.setattr(engine, "clip_grad_norm_", poisoned)
         with pytest.raises(ValueError, match=r"the frequencies' nan at step 8: training has diverged"):
             tiny_run(data, out, {"checkpoint_steps": 4}, steps=24)
     assert [p.name for p in (out / "checkpoints").glob("step-*")] == ["step-00000004"]
@@ -303,10 +315,10 @@ def test_what_a_killed_start_leaves_does_no_harm(data, tmp_path, straight):
     out = tmp_path / "run"
     out.mkdir()
     (out / ".run.json.4711").write_text('{"ident')
-    (out / ".metrics.jsonl.4711").write_text("")
+    (out / ".metrics.jsonl.4711.writing").write_text("")
     tiny_run(data, out, steps=24)
     same(straight, out)
-    assert not (out / ".metrics.jsonl.4711").exists()
+    assert not (out / ".metrics.jsonl.4711.writing").exists()
 
 
 def test_a_finished_run_without_its_metrics(data, tmp_path, straight, capsys):
@@ -345,6 +357,41 @@ def test_rows_that_do_not_fit_into_memory(data, tmp_path, monkeypatch):
     def refuse(self, batch):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(Trainer, "_loss", refuse)
+    monkeypatch.setattr(Engine, "_loss", refuse)
     with pytest.raises(ValueError, match=r"memory ran out with 8 rows of 32 tokens at a time; take fewer with"):
         tiny_run(data, tmp_path / "run")
+
+
+def test_checkpoints_of_another_step_or_run_are_not_gone_on_from(data, tmp_path, straight, capsys):
+    """Renamed, swapped or copied in: whole files, and not what their name says."""
+    out = tmp_path / "run"
+    interrupted(data, straight, out)
+    steps = sorted((out / "checkpoints").glob("step-*"))
+    renamed = steps[-1].with_name("step-00000020")
+    steps[-1].rename(renamed)
+    other = tmp_path / "other"
+    tiny_run(data, other, steps=24, seed=8)
+    shutil.copytree(max((other / "checkpoints").glob("step-*")), out / "checkpoints" / "step-00000023")
+    capsys.readouterr()
+    assert tiny_run(data, out, steps=24).finished
+    text = capsys.readouterr().out
+    assert "step-00000023 is damaged (it is another run's)" in text
+    assert "step-00000020 is damaged (it is of step 16)" in text
+    same(straight, out)
+
+
+@pytest.mark.parametrize("name", ["model", "model/frequencies.json", "model/tokenizer.model"])
+def test_a_model_of_another_run_is_noticed(data, tmp_path, straight, name):
+    """The same shape, whole, in the right place: its losses would be taken for this run's."""
+    out, other = tmp_path / "run", tmp_path / "other"
+    shutil.copytree(straight, out)
+    tiny_run(data, other, steps=24, seed=8)
+    if name == "model/tokenizer.model":
+        (out / name).write_bytes(b"another")
+    elif name == "model":
+        shutil.rmtree(out / name)
+        shutil.copytree(other / name, out / name)
+    else:
+        shutil.copy(other / name, out / name)
+    with pytest.raises(ValueError, match=r"is not what this run was finished with"):
+        evaluate(out, EvalRequest(device="cpu"))

@@ -89,6 +89,6 @@ def test_frequencies_of_another_run_stay_fixed(tmp_path):
 def test_the_corpus_decides_the_fingerprint_of_a_run(tmp_path):
     data = tiny_corpus(tmp_path / "c")
     outcome = train(tiny_recipe(steps=1), data, tmp_path / "run", tiny_setup())
-    from lerope.runs import read_run
+    from lerope.core.run import read_run
 
-    assert read_run(outcome.path).identity["data"] == Corpus(data).manifest.fingerprint()
+    assert read_run(outcome.path).identity.data == Corpus(data).manifest.fingerprint()

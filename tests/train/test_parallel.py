@@ -33,7 +33,9 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_match_one_process(data, tmp_path, case):
     num_ranks, per_node, changes = CASES[case]
-    changes = {"steps": 12, **changes}
+    # With this seed no gradient of the frequencies nearly cancels. Where it does (seed 7, step 6), one process with
+    # other micro-batches is already 2e-5 off.
+    changes = {"steps": 12, "seed": 9, **changes}
     setup = {"parallel": case.partition(",")[0].split()[0]}
     if "recompute" in case:
         setup["recompute"] = True

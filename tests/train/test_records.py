@@ -7,9 +7,10 @@ import types
 import pytest
 import torch
 
+from lerope.core.files import read_lines
+from lerope.core.run import read_history, read_metrics
 from lerope.data.shards import Corpus
 from lerope.model.saved import load_model
-from lerope.runs import read_records
 from tests.train.runs import metrics, tiny_run
 
 
@@ -75,21 +76,34 @@ def test_hosted_trackers_get_the_run_and_its_metrics(data, tmp_path, monkeypatch
 
 def test_frequencies_are_recorded_through_training(data, tmp_path):
     tiny_run(data, tmp_path / "run", {"frequency_records": 4}, steps=10)
-    records = list(read_records(tmp_path / "run" / "frequencies.jsonl"))
+    records = list(read_lines(tmp_path / "run" / "frequencies.jsonl"))
     assert [record["step"] for record in records] == [0, 3, 6, 9, 10]
     final = json.loads((tmp_path / "run" / "model" / "frequencies.json").read_text())
     assert records[-1]["log_scales"] == final["log_scales"]
-    assert "frequencies" not in records[-1], "they follow from the base"
+    assert records[-1]["frequencies"] is None, "they follow from the base"
     tiny_run(data, tmp_path / "rope", encoding="rope", steps=10)
-    assert [record["step"] for record in read_records(tmp_path / "rope" / "frequencies.jsonl")] == [0]
+    assert [record["step"] for record in read_lines(tmp_path / "rope" / "frequencies.jsonl")] == [0]
     tiny_run(data, tmp_path / "nope", encoding="nope", steps=2)
-    assert next(read_records(tmp_path / "nope" / "frequencies.jsonl"))["frequencies"] == [0.0] * 8
+    assert next(read_lines(tmp_path / "nope" / "frequencies.jsonl"))["frequencies"] == [0.0] * 8
 
 
-def test_a_damaged_record_is_named(data, tmp_path):
+def test_a_damaged_record_costs_that_record(data, tmp_path):
     tiny_run(data, tmp_path / "run", steps=3)
     path = tmp_path / "run" / "metrics.jsonl"
     lines = path.read_text().splitlines()
-    path.write_text("\n".join([lines[0], lines[1][:20], *lines[2:]]) + "\n")
-    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2 is not JSON"):
-        list(read_records(path))
+    path.write_text("\n".join([lines[0], lines[1][:20], "[" * 100_000, '{"step": "3"}', *lines[2:]]) + "\n")
+    found = read_metrics(tmp_path / "run")
+    assert [record.step for record in found.steps] == [1, 3]
+    assert found.num_damaged == 3
+    assert found.validation_loss == json.loads(lines[-1])["validation_loss"]
+
+
+@pytest.mark.parametrize("parametrization", ["linear", "direct"])
+def test_frequencies_that_cross_zero_are_recorded(data, tmp_path, parametrization):
+    """Where a frequency is negative it has no log-scale."""
+    encoding = f"lerope,parametrization={parametrization}"
+    tiny_run(data, tmp_path / "run", steps=6, encoding=encoding, frequency_learning_rate=1.0, warmup_steps=0)
+    records = read_history(tmp_path / "run")
+    assert any(None in record.log_scales for record in records)
+    assert all(isinstance(value, float) for record in records for value in record.frequencies)
+    assert records[-1].values(None) == json.loads((tmp_path / "run/model/frequencies.json").read_text())["frequencies"]

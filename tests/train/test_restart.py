@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from lerope.runs import read_records
+from lerope.core.files import read_lines
 from tests.train.runs import metrics, same, spawn, tensors, tiny_run
 
 
@@ -38,7 +38,7 @@ def test_killed_three_times(data, straight, tmp_path):
     out = tmp_path / "run"
 
     def steps():
-        return sum("loss" in record for record in read_records(out / "metrics.jsonl"))
+        return sum("loss" in record for record in read_lines(out / "metrics.jsonl"))
 
     def saving():
         return any((out / "checkpoints").glob(".saving-*/*.safetensors"))

@@ -1,79 +1,153 @@
-"""Leave-one-out: how much loss it costs to take one band away, by both meanings.
+"""What it costs to take bands away: each alone (leave-one-out), or the slowest together, for every number of them.
 
-contribution  the band's part of every query is zero after QK-norm: its term of the logits is gone
-frequency     the band does not turn (theta_m = 0): its term stays and says nothing about position
+contribution  the bands' part of every query is zero after QK-norm: their term of the logits is gone
+frequency     the bands do not turn (theta_m = 0): their term stays and says nothing about position
 """
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from lerope.analyze.subjects import MEANINGS, Removal, Subject
-from lerope.analyze.targets import Target, mean_frequencies, reused, store, wavelength
-from lerope.data.display import Display
+from lerope.analyze.targets import Target, mean_frequencies, wavelength
+from lerope.core.terminal import Display
 from lerope.data.packing import Piece
 from lerope.evaluate.documents import Source
+from lerope.evaluate.measuring import Measurement
 from lerope.evaluate.perplexity import select
 from lerope.evaluate.work import in_batches
-from lerope.results import Ablation, BandRemoval
-from lerope.runs import RESULTS
-from lerope.train.parallel import Ranks
+from lerope.results import Ablation, Arrays, BandRemoval, SlowestRemoval, SlowestRemovals
 from lerope.train.rundir import provenance
 
 Floats = npt.NDArray[np.float64]
 
-FILE = "ablation.json"
+FILE, SLOWEST_FILE = "ablation.json", "slowest.json"
 
 
-def leave_one_out(target: Target, max_tokens: int | None, device: torch.device) -> Ablation:
+def leave_one_out(target: Target, max_tokens: int, device: torch.device) -> Ablation:
     """Scores a target whole and without each band, and leaves `results/ablation.json`.
 
     Stopped, it goes on with the band it was at.
 
     Args:
-        max_tokens: score whole documents up to the one that reaches this many tokens; all if None.
+        max_tokens: score the first window of as many documents as it takes to reach this many tokens.
     """
-    settings = {**target.settings, "max_tokens": max_tokens}
-    found = reused(Ablation, target, FILE, settings)
-    if found is not None:
-        return found
-    results = target.path / RESULTS
-    with target.held():
-        windows = select(target.documents, target.length, False, max_tokens)
+    settings = _settings(target, max_tokens)
+    measurement = target.measurement(Ablation, FILE, settings, device)
+
+    def measure() -> Callable[[], tuple[Ablation, Arrays]]:
         subject = target.load(device)
-        removals = [Removal(band, meaning) for meaning in MEANINGS for band in range(subject.num_bands)]
-        lengths = [window.stop - window.start for window in windows]
-        partials: list[Path] = []
-        display = Display()  # bands may each be too quick for a line of their own
-
-        def sums(removal: Removal | None, number: int) -> Floats:
-            label = "whole" if removal is None else f"{removal.meaning} of band {removal.band}"
-            partials.append(results / f".ablation-{target.digest([settings, label])}.partial")
-            scored = in_batches(
-                lengths,
-                lengths,
-                lambda batch: _start(subject, removal, target.documents.source, [windows[index] for index in batch]),
-                ranks=Ranks(0, 1, 1, device),
-                partial=partials[-1],
-                label=f"{target.name}, without {label} ({number} of {len(removals)})" if number else target.name,
+        removals = [Removal((band,), meaning) for meaning in MEANINGS for band in range(subject.num_bands)]
+        scores = _score(target, subject, removals, max_tokens, measurement)
+        theta = mean_frequencies(subject)
+        rows = [
+            BandRemoval(
+                meaning=removal.meaning,
+                band=removal.bands[0],
+                wavelength=wavelength(theta[removal.bands[0]]),
+                increase=increase,
+                standard_error=error,
             )
-            display.show(f"{target.name}, leave-one-out  {number} of {len(removals)}")
-            return _by_document(windows, [values.sum(dtype=np.float64) for values in scored])
+            for removal, (increase, error) in zip(removals, scores.increases(), strict=True)
+        ]
+        return lambda: (Ablation(removals=rows, **scores.common(target, settings)), scores.arrays())
 
-        whole = sums(None, 0)
-        without = [sums(removal, number) for number, removal in enumerate(removals, start=1)]
-        counts = _by_document(windows, lengths)
-        result = _summarise(target, settings, subject, removals, whole, without, counts)
-        shape = (len(MEANINGS), subject.num_bands, -1)
-        arrays = {"counts": counts, "whole": whole, "without": np.stack(without).reshape(shape)}
-        store(result, target, FILE, arrays)
-        for partial in partials:
-            partial.unlink()
-        return result
+    return measurement.carry_out(measure)
+
+
+def remove_slowest(target: Target, max_tokens: int, device: torch.device) -> SlowestRemovals:
+    """Scores a target without its slowest bands, for every number of them, and leaves `results/slowest.json`.
+
+    Args:
+        max_tokens: as in `leave_one_out`.
+    """
+    settings = _settings(target, max_tokens)
+    measurement = target.measurement(SlowestRemovals, SLOWEST_FILE, settings, device)
+
+    def measure() -> Callable[[], tuple[SlowestRemovals, Arrays]]:
+        subject = target.load(device)
+        theta = mean_frequencies(subject)
+        slowest = sorted(range(subject.num_bands), key=lambda band: (abs(theta[band]), -band))
+        counts = range(1, subject.num_bands + 1)
+        removals = [Removal(tuple(slowest[:count]), meaning) for meaning in MEANINGS for count in counts]
+        scores = _score(target, subject, removals, max_tokens, measurement)
+        rows = [
+            SlowestRemoval(
+                meaning=removal.meaning,
+                num_bands=len(removal.bands),
+                band=removal.bands[-1],
+                wavelength=wavelength(theta[removal.bands[-1]]),
+                increase=increase,
+                standard_error=error,
+            )
+            for removal, (increase, error) in zip(removals, scores.increases(), strict=True)
+        ]
+        return lambda: (SlowestRemovals(removals=rows, **scores.common(target, settings)), scores.arrays())
+
+    return measurement.carry_out(measure)
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """Sums of losses by document, whole and without some bands, and the tokens of each document."""
+
+    whole: Floats
+    without: list[Floats]
+    counts: Floats
+
+    def increases(self) -> list[tuple[float, float | None]]:
+        """What each removal costs, and its standard error."""
+        return [paired_difference(sums - self.whole, self.counts) for sums in self.without]
+
+    def common(self, target: Target, settings: dict[str, Any]) -> dict[str, Any]:
+        """What both results say."""
+        return {
+            "run": target.label,
+            "settings": settings,
+            "provenance": provenance(),
+            "num_documents": len(self.counts),
+            "num_tokens": int(self.counts.sum()),
+            "loss": float(self.whole.sum() / self.counts.sum()),
+        }
+
+    def arrays(self) -> Arrays:
+        """What lies beside them."""
+        without = np.stack(self.without).reshape(len(MEANINGS), -1, len(self.counts))
+        return {"counts": self.counts, "whole": self.whole, "without": without}
+
+
+def _settings(target: Target, max_tokens: int) -> dict[str, Any]:
+    return {**target.settings, "windows": "first", "max_tokens": max_tokens}
+
+
+def _score(
+    target: Target, subject: Subject, removals: Sequence[Removal], max_tokens: int, measurement: Measurement[Any]
+) -> _Scores:
+    windows = select(target.documents, target.length, True, max_tokens)
+    lengths = [window.stop - window.start for window in windows]
+    display = Display()  # removals may each be too quick for a line of their own
+
+    def sums(removal: Removal | None, number: int) -> Floats:
+        label = "whole" if removal is None else f"{removal.meaning} of {' '.join(map(str, removal.bands))}"
+        scored = in_batches(
+            lengths,
+            lengths,
+            lambda batch: _start(subject, removal, target.documents.source, [windows[index] for index in batch]),
+            ranks=measurement.ranks,
+            partial=measurement.partial(label),
+            label=f"{target.name}, removal {number} of {len(removals)}" if number else target.name,
+        )
+        display.show(f"{target.name}, removals  {number} of {len(removals)}")
+        return np.array([values.sum(dtype=np.float64) for values in scored])
+
+    whole = sums(None, 0)
+    without = [sums(removal, number) for number, removal in enumerate(removals, start=1)]
+    return _Scores(whole, without, np.array(lengths, np.float64))
 
 
 def _start(
@@ -89,39 +163,6 @@ def _start(
     return wait
 
 
-def _summarise(
-    target: Target,
-    settings: dict[str, object],
-    subject: Subject,
-    removals: list[Removal],
-    whole: Floats,
-    without: list[Floats],
-    counts: Floats,
-) -> Ablation:
-    theta = mean_frequencies(subject)
-    rows = []
-    for removal, sums in zip(removals, without, strict=True):
-        increase, error = paired_difference(sums - whole, counts)
-        rows.append(
-            BandRemoval(
-                meaning=removal.meaning,
-                band=removal.band,
-                wavelength=wavelength(theta[removal.band]),
-                increase=increase,
-                standard_error=error,
-            )
-        )
-    return Ablation(
-        run=target.label,
-        settings=settings,
-        provenance=provenance(),
-        num_documents=len(counts),
-        num_tokens=int(counts.sum()),
-        loss=float(whole.sum() / counts.sum()),
-        removals=rows,
-    )
-
-
 def paired_difference(differences: Floats, counts: Floats) -> tuple[float, float | None]:
     """Nats per token and their standard error, with documents as what varies; no error from one document.
 
@@ -135,11 +176,3 @@ def paired_difference(differences: Floats, counts: Floats) -> tuple[float, float
         return mean, None
     rest = differences - mean * counts
     return mean, math.sqrt(float((rest**2).sum()) * len(counts) / (len(counts) - 1)) / float(total)
-
-
-def _by_document(windows: Sequence[Piece], values: Sequence[float]) -> Floats:
-    """Sums of windows' values over the documents that have any."""
-    documents, index = np.unique([window.document for window in windows], return_inverse=True)
-    found = np.zeros(len(documents))
-    np.add.at(found, index, values)
-    return found

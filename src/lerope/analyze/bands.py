@@ -6,7 +6,7 @@ with the two dimensions of a band as one complex number, after QK-norm and befor
 cross-correlation, so that an FFT gives all distances at once, exactly.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from lerope.analyze.subjects import OwnModel, Subject, Turned
-from lerope.analyze.targets import Target, check_rows, mean_frequencies, reused, store, wavelength
-from lerope.data.display import Display
+from lerope.analyze.targets import Target, check_rows, mean_frequencies, wavelength
+from lerope.core.signals import Signals
+from lerope.core.terminal import Display
 from lerope.data.shards import Tokens
-from lerope.data.signals import Signals
 from lerope.evaluate.documents import Source
 from lerope.model.transformer import Transformer
-from lerope.results import BandContribution, Bands, LayerBand
+from lerope.results import Arrays, BandContribution, Bands, LayerBand
 from lerope.train.rundir import provenance
 
 Floats = npt.NDArray[np.float64]
@@ -49,25 +49,23 @@ def measure_bands(target: Target, num_rows: int, device: torch.device) -> Bands:
     """Measures full rows of a target's documents and leaves `results/bands.json` with the curves beside it."""
     rows = full_rows(target.documents.source, target.length, num_rows)
     settings = {**target.settings, "num_rows": len(rows)}
-    found = reused(Bands, target, FILE, settings)
-    if found is not None:
-        return found
     check_rows(rows, target)
-    subject = target.load(device)
-    with target.held():
-        measured = measure(subject, rows, f"{target.name}, bands")
-        result = _summarise(target, settings, subject, measured)
-        curves = measured.contributions
+
+    def measured() -> Callable[[], tuple[Bands, Arrays]]:
+        subject = target.load(device)
+        found = measure(subject, rows, f"{target.name}, bands")
+        curves = found.contributions
         arrays = {
             "contributions": curves,
             "mean": curves.mean(0),
             "std": curves.std(0),
-            "query_norms": measured.query_norms,
-            "key_norms": measured.key_norms,
-            "bounds": measured.bounds,
+            "query_norms": found.query_norms,
+            "key_norms": found.key_norms,
+            "bounds": found.bounds,
         }
-        store(result, target, FILE, arrays)
-    return result
+        return lambda: (_summarise(target, settings, subject, found), arrays)
+
+    return target.measurement(Bands, FILE, settings, device).carry_out(measured)
 
 
 def contributions(model: Transformer, rows: Sequence[Tokens], device: torch.device | str = "cpu") -> Floats:

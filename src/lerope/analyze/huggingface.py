@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lerope.analyze.subjects import Removal, See, Turned, as_complex
-from lerope.data.files import sha256_of
+from lerope.core.files import sha256_of
 from lerope.data.shards import Tokens
 from lerope.data.sources import find_parts, read_part
 from lerope.evaluate.documents import Documents, Texts
@@ -115,7 +115,7 @@ class HuggingFaceModel:
         def change(layer: nn.Module, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
             if removal is None:
                 return q, k, cos, sin
-            both = [removal.band, removal.band + self.num_bands]
+            both = [*removal.bands, *(band + self.num_bands for band in removal.bands)]
             if removal.meaning == "contribution":
                 q = q.clone()
                 q[..., both] = 0.0

@@ -12,7 +12,7 @@ queries and keys give C_m(d) e^{i d theta_m} in the very numbers that the model 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,13 +25,13 @@ from torch.nn.functional import pad
 
 from lerope.analyze.bands import full_rows
 from lerope.analyze.subjects import OwnModel, as_complex
-from lerope.analyze.targets import Target, check_rows, reused, store, wavelength
-from lerope.data.display import Display
+from lerope.analyze.targets import Target, check_rows, wavelength
+from lerope.core.encoding import Layout
+from lerope.core.signals import Signals
+from lerope.core.terminal import Display
 from lerope.data.shards import Tokens
-from lerope.data.signals import Signals
 from lerope.model.transformer import Transformer
-from lerope.results import PhasorBand, Phasors
-from lerope.rotary.frequencies import Layout
+from lerope.results import Arrays, PhasorBand, Phasors
 from lerope.rotary.rotate import Rotation
 from lerope.train.rundir import provenance
 
@@ -73,20 +73,18 @@ def measure_phasors(target: Target, num_rows: int, layer: int | None, device: to
         raise ValueError(f"{target.path} is no run, and phasors need one; leave the part out.")
     rows = full_rows(target.documents.source, target.length + 1, num_rows)
     settings = {**target.settings, "num_rows": len(rows), "layer": layer}
-    found = reused(Phasors, target, FILE, settings)
-    if found is not None:
-        return found
     check_rows(rows, target)
-    subject = target.load(device)
-    assert isinstance(subject, OwnModel)
-    if layer is not None and not 0 <= layer < subject.num_layers:
-        raise ValueError(f"layer must be 0 to {subject.num_layers - 1}; got {layer}.")
-    layers = range(subject.num_layers) if layer is None else [layer]
-    with target.held():
+
+    def measured() -> Callable[[], tuple[Phasors, Arrays]]:
+        subject = target.load(device)
+        assert isinstance(subject, OwnModel)
+        if layer is not None and not 0 <= layer < subject.num_layers:
+            raise ValueError(f"layer must be 0 to {subject.num_layers - 1}; got {layer}.")
+        layers = list(range(subject.num_layers)) if layer is None else [layer]
         sums = gradient_phasors(subject.model, rows, layers, device, f"{target.name}, phasors")
-        result, arrays = _summarise(target, settings, sums, list(layers))
-        store(result, target, FILE, arrays)
-    return result
+        return lambda: _summarise(target, settings, sums, layers)
+
+    return target.measurement(Phasors, FILE, settings, device).carry_out(measured)
 
 
 def gradient_phasors(

@@ -1,4 +1,4 @@
-"""Models to look into: what each layer turns, and the loss with one band taken away.
+"""Models to look into: what each layer turns, and the loss with bands taken away.
 
 One interface for our own models (here) and for Hugging Face's (`lerope.analyze.huggingface`). A band's two dimensions
 are one complex number, so that the band's part of an attention logit is Re(q_s conj(k_t) turns[s - t]).
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from lerope.core.encoding import Layout
 from lerope.data.loader import IGNORED
 from lerope.data.shards import Tokens
 from lerope.model.transformer import Transformer
-from lerope.rotary.frequencies import Layout
 from lerope.rotary.rotate import Rotation
 
 Meaning = Literal["contribution", "frequency"]
@@ -37,9 +37,9 @@ class Turned:
 
 @dataclass(frozen=True)
 class Removal:
-    """One band taken away in all layers: its term of the logits (contribution), or its turning (frequency)."""
+    """Bands taken away in all layers: their term of the logits (contribution), or their turning (frequency)."""
 
-    band: int
+    bands: tuple[int, ...]
     meaning: Meaning
 
 
@@ -130,7 +130,7 @@ class _Watched(Rotation):
 
 
 class _Removed(Rotation):
-    """A rotation without one band."""
+    """A rotation without some bands."""
 
     __slots__ = ("kept",)
 
@@ -139,12 +139,12 @@ class _Removed(Rotation):
         self.kept: Tensor | None = None
         if removal is not None and removal.meaning == "frequency":
             frequencies = frequencies.clone()
-            frequencies[..., removal.band] = 0.0
+            frequencies[..., list(removal.bands)] = 0.0
         elif removal is not None:
-            num_bands = frequencies.shape[-1]
-            first = removal.band if layout == "half" else 2 * removal.band
+            bands = torch.tensor(removal.bands, device=subject.device)
+            first = bands if layout == "half" else 2 * bands
             self.kept = torch.ones(head_dim, device=subject.device)
-            self.kept[[first, first + (num_bands if layout == "half" else 1)]] = 0.0
+            self.kept[first] = self.kept[first + (frequencies.shape[-1] if layout == "half" else 1)] = 0.0
         super().__init__(positions, frequencies, layout, head_dim, kernel=subject.model.encoding.kernel)
 
     def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

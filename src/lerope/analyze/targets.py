@@ -1,28 +1,23 @@
 """What `lerope analyze` is pointed at: a finished run or a folder with a Hugging Face model, and documents for it."""
 
-import hashlib
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from safetensors.numpy import save_file
 
 from lerope.analyze.subjects import OwnModel, Subject
-from lerope.data.files import locked
+from lerope.core.run import RESULTS, RUN, Run, finished_run
 from lerope.data.shards import Tokens
 from lerope.evaluate.documents import Documents
-from lerope.evaluate.perplexity import Request
+from lerope.evaluate.measuring import Measurement
+from lerope.evaluate.perplexity import EvalRequest
 from lerope.model.saved import load_model
 from lerope.results import RunResult
-from lerope.runs import RESULTS, RUN, Run, finished_run
+from lerope.train.parallel import Ranks
 
 Kind = TypeVar("Kind", bound=RunResult)
 
@@ -65,16 +60,15 @@ class Target:
             "length": self.length,
         }
 
-    def held(self) -> AbstractContextManager[None]:
-        """Keeps other processes from writing results while it is entered."""
-        return locked(self.path / RESULTS)
+    def measurement(
+        self, kind: type[Kind], name: str, settings: dict[str, Any], device: torch.device | str = "cpu"
+    ) -> Measurement[Kind]:
+        """A measurement that ends in this file of its folder `results`."""
+        ranks = Ranks(0, 1, 1, torch.device(device))
+        return Measurement(kind, self.path / RESULTS / name, self.label, settings, ranks)
 
-    def digest(self, work: Any) -> str:
-        """Names the work that a partial file belongs to."""
-        return hashlib.sha256(json.dumps([self.label, work]).encode()).hexdigest()[:16]
 
-
-def open_target(path: Path, request: Request) -> Target:
+def open_target(path: Path, request: EvalRequest) -> Target:
     """A run directory, or a folder with a model that transformers can load."""
     if path.name == "model" and (path.parent / RUN).exists():
         raise ValueError(f"{path} is the model of a run; name the run, {path.parent}.")
@@ -95,7 +89,7 @@ def open_target(path: Path, request: Request) -> Target:
             None,
         )
     run = finished_run(path)
-    train_length = int(run.recipe["row_length"])
+    train_length = run.recipe.row_length
     return Target(
         path,
         run.label,
@@ -111,26 +105,6 @@ def check_rows(rows: Sequence[Tokens], target: Target) -> None:
     """Raises unless some row has tokens at two distances."""
     if not rows or max(map(len, rows)) < 3:
         raise ValueError(f"{target.documents.name} has no document of three tokens or more; name other text.")
-
-
-def reused(kind: type[Kind], target: Target, name: str, settings: dict[str, Any]) -> Kind | None:
-    """The result of the same request to the same model, if it is there with the file beside it."""
-    file = target.path / RESULTS / name
-    try:
-        found = kind.load(file)
-    except ValueError:
-        return None
-    same = found.settings == settings and found.run == target.label and file.with_suffix(".safetensors").is_file()
-    return found if same else None
-
-
-def store(result: RunResult, target: Target, name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Writes the arrays, then the result, so that a result never stands beside another's arrays; the folder is held."""
-    file = target.path / RESULTS / name
-    file.unlink(missing_ok=True)
-    whole = {key: np.ascontiguousarray(value) for key, value in arrays.items()}
-    save_file(whole, file.with_suffix(".safetensors"))
-    result.save(file)
 
 
 def mean_frequencies(subject: Subject) -> list[float]:

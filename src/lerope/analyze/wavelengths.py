@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lerope.analyze.targets import Target, store, wavelength
-from lerope.results import BandFrequency, FrequencySet, LearnedFrequencies
+from lerope.analyze.targets import Target, wavelength
+from lerope.core.run import FREQUENCIES, HISTORY, Run, read_history
+from lerope.results import Arrays, BandFrequency, FrequencySet, LearnedFrequencies
 from lerope.rotary.artifact import Frequencies
 from lerope.rotary.frequencies import DEAD_TURNS, geometric
-from lerope.runs import FREQUENCIES, Run, read_records
 from lerope.train.rundir import provenance
 
 Floats = npt.NDArray[np.float64]
 
-FILE = "frequencies.json"
+FILE = FREQUENCIES
 _NUM_RECORDS = 200
 _SUPPRESSED_LENGTHS = 4.0
 _SUPPRESSED_FACTOR = 2.0
@@ -29,13 +29,23 @@ def describe_frequencies(target: Target) -> LearnedFrequencies:
     """Reads the frequencies of a run and their history, and leaves `results/frequencies.json`."""
     if target.run is None:
         raise ValueError(f"{target.path} is no run, so its frequencies have no history; leave the part out.")
-    saved = Frequencies.load(target.path / "model" / FREQUENCIES.replace(".jsonl", ".json"))
+    run = target.run
+    settings = {"suppressed_lengths": _SUPPRESSED_LENGTHS, "suppressed_factor": _SUPPRESSED_FACTOR}
+
+    def describe() -> tuple[LearnedFrequencies, Arrays]:
+        saved = Frequencies.load(run.model / FREQUENCIES)
+        steps, history = through_training(run, saved)
+        return _described(target, settings, saved), {"steps": steps, "frequencies": history}
+
+    return target.measurement(LearnedFrequencies, FILE, settings).carry_out(lambda: describe)
+
+
+def _described(target: Target, settings: dict[str, Any], saved: Frequencies) -> LearnedFrequencies:
     theta = np.asarray(saved.frequencies, np.float64)
     num_bands = theta.shape[-1]
     rope = None if saved.base is None else geometric(saved.rotary_dim, saved.base).double().numpy()
-    places = _places(saved)
     sets, bands = [], []
-    for (layer, head), values in zip(places, theta.reshape(-1, num_bands), strict=True):
+    for (layer, head), values in zip(_places(saved), theta.reshape(-1, num_bands), strict=True):
         first = suppressed_from(values, rope, target.train_length)
         sets.append(
             FrequencySet(
@@ -48,9 +58,9 @@ def describe_frequencies(target: Target) -> LearnedFrequencies:
             )
         )
         bands += [_band(layer, head, m, values, rope, target.train_length) for m in range(num_bands)]
-    result = LearnedFrequencies(
+    return LearnedFrequencies(
         run=target.label,
-        settings={"suppressed_lengths": _SUPPRESSED_LENGTHS, "suppressed_factor": _SUPPRESSED_FACTOR},
+        settings=settings,
         provenance=provenance(),
         train_length=target.train_length,
         base=saved.base,
@@ -58,10 +68,6 @@ def describe_frequencies(target: Target) -> LearnedFrequencies:
         sets=sets,
         bands=bands,
     )
-    steps, history = through_training(target.run, saved)
-    with target.held():
-        store(result, target, FILE, {"steps": steps, "frequencies": history})
-    return result
 
 
 def suppressed_from(theta: Floats, rope: Floats | None, train_length: int) -> int | None:
@@ -80,30 +86,18 @@ def suppressed_from(theta: Floats, rope: Floats | None, train_length: int) -> in
 
 
 def through_training(run: Run, saved: Frequencies) -> tuple[npt.NDArray[np.int64], Floats]:
-    """Steps, (records,), and frequencies at them, (records, ..., bands): at most 200, the first and last among them.
-
-    NaN where a record has no number, which is a frequency at or below zero that was learned on a linear scale.
-    """
+    """Steps, (records,), and frequencies at them, (records, ..., bands): at most 200, the first and last among them."""
+    rope = None if saved.base is None else geometric(saved.rotary_dim, saved.base).tolist()
     records = [
-        (int(record["step"]), values)
-        for record in read_records(run.path / FREQUENCIES)
-        if (values := _recorded(record, saved)) is not None
+        (record.step, np.array(values, np.float64))
+        for record in read_history(run.path)
+        if (values := record.values(rope)) is not None
     ]
     if not records:
-        raise ValueError(f"{run.path / FREQUENCIES} has no records; restore it, or leave the part out.")
+        raise ValueError(f"{run.path / HISTORY} has no records; restore it, or leave the part out.")
     chosen = np.unique(np.linspace(0, len(records) - 1, min(len(records), _NUM_RECORDS)).round().astype(int))
     steps = np.array([records[index][0] for index in chosen], np.int64)
     return steps, np.stack([records[index][1] for index in chosen])
-
-
-def _recorded(record: dict[str, Any], saved: Frequencies) -> Floats | None:
-    if record.get("frequencies") is not None:
-        return np.array(record["frequencies"], np.float64)
-    if record.get("log_scales") is None or saved.base is None:
-        return None
-    scales = np.array(record["log_scales"], np.float64)
-    rope: Floats = geometric(saved.rotary_dim, saved.base).double().numpy()
-    return rope * np.exp(scales)
 
 
 def _places(saved: Frequencies) -> list[tuple[int | None, int | None]]:

@@ -10,9 +10,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lerope.bench.bench import Bench
 from lerope.bench.timing import Candidate, Parts, free
+from lerope.core.ladder import ModelConfig
 from lerope.model.attention import BACKENDS, Backend, DocumentMask
-from lerope.model.config import ModelConfig
-from lerope.model.fastest import fastest
+from lerope.model.kernels.fastest import fastest
 from lerope.results import AttentionTime
 
 FORWARD, BOTH = "forward", "forward + backward"

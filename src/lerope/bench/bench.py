@@ -10,7 +10,7 @@ import torch
 
 from lerope.bench.documents import Documents
 from lerope.bench.timing import Stopwatch
-from lerope.model.config import ModelConfig, rung
+from lerope.core.ladder import ModelConfig, rung
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import torch
 from lerope.bench.bench import Bench
 from lerope.bench.timing import Candidate, Parts, Times
 from lerope.results import Ceiling
-from lerope.train.trainer import Moment
+from lerope.train.engine import Moment
 
 MATMUL, COPY, SUSTAINED = "matmul", "copy", "matmul for 2 s"
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from lerope.data.files import sha256_of
+from lerope.core.files import sha256_of
+from lerope.core.ladder import ModelConfig
+from lerope.core.run import TOKENIZER
 from lerope.data.loader import Batch, Loader
-from lerope.data.shards import SPLITS, TOKENIZER, Corpus, Manifest, SplitManifest, SplitWriter, token_dtype
-from lerope.model.config import ModelConfig
+from lerope.data.shards import SPLITS, Corpus, Manifest, SplitManifest, SplitWriter, token_dtype
 
 SEED = 0
 # Of the logarithm of documents' lengths: about 450 tokens on average, half of them shorter than 270.
@@ -95,6 +96,7 @@ def write(directory: Path, num_tokens: int, vocab_size: int) -> Corpus:
         eos=_EOS,
         tokenizer_sha256=sha256_of(directory / TOKENIZER),
         num_skipped=0,
+        code_share=0.0,
         splits=splits,
     ).save(directory)
     return Corpus(directory, verify="sizes")

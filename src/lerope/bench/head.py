@@ -10,8 +10,8 @@ from torch.nn import functional
 from lerope.bench import peers
 from lerope.bench.bench import Bench, share
 from lerope.bench.timing import Candidate, Parts, free
-from lerope.model.config import ModelConfig
-from lerope.model.loss import Head
+from lerope.core.ladder import ModelConfig
+from lerope.model.kernels.layers import FastHead
 from lerope.results import HeadTime
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -35,7 +35,7 @@ def _measured(bench: Bench, rung: str, config: ModelConfig) -> list[HeadTime]:
     num_tokens = bench.batch_tokens(config)
     x = bench.random(num_tokens, config.width).requires_grad_()
     targets = torch.randint(config.vocab_size, (num_tokens,), device=bench.device)
-    head = Head(config.width, config.vocab_size).to(bench.device)
+    head = FastHead(config.width, config.vocab_size).to(bench.device)
     torch.nn.init.normal_(head.weight, std=config.width**-0.5)
 
     def parts(loss: Loss) -> Parts:

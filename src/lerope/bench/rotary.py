@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from lerope.bench import peers
 from lerope.bench.bench import Bench, share
 from lerope.bench.timing import Candidate, Parts, free
+from lerope.core.encoding import Layout
 from lerope.results import LayoutTime, RotaryTime
 from lerope.rotary.encodings import RoPE
-from lerope.rotary.frequencies import Layout
 from lerope.rotary.rotate import Rotation
 
 PARTS = ("forward", "backward")

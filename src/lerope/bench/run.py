@@ -12,12 +12,12 @@ from lerope.bench import attention, ceilings, head, rotary, step
 from lerope.bench.bench import FULL, QUICK, Bench
 from lerope.bench.documents import Documents
 from lerope.bench.timing import Stopwatch, free
-from lerope.data.display import Display
-from lerope.data.signals import Signals, Stopped
-from lerope.model.config import rung
-from lerope.model.packages import version
+from lerope.core.checks import check_count
+from lerope.core.ladder import rung
+from lerope.core.signals import Signals, Stopped
+from lerope.core.terminal import Display
+from lerope.model.kernels.packages import version
 from lerope.results import Benchmark
-from lerope.rotary.frequencies import check_count
 from lerope.train.rundir import provenance
 
 SECTIONS = ("ceilings", "rotary", "attention", "head", "step")

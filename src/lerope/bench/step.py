@@ -19,16 +19,14 @@ import torch
 from lerope.bench.bench import Bench, share
 from lerope.bench.documents import SEED
 from lerope.bench.timing import Times, free, quartiles, reason, synchronize
+from lerope.core.ladder import ModelConfig, flops_per_token
+from lerope.core.recipe import Setup, recipe
 from lerope.data.loader import Loader
-from lerope.data.signals import Signals
-from lerope.model.accounting import flops_per_token, micro_batch_rows
-from lerope.model.config import ModelConfig
+from lerope.model.accounting import micro_batch_rows
 from lerope.model.spec import build_encoding
 from lerope.results import StepRatio, StepTime
-from lerope.train.config import Setup, recipe
+from lerope.train.engine import Engine, Moment, Started
 from lerope.train.parallel import Ranks
-from lerope.train.rundir import RunDirectory
-from lerope.train.trainer import Moment, Started, Trainer
 
 ROPE, LEROPE, NANOGPT = "RoPE", "LeRoPE", "nanoGPT"
 _ENCODINGS = {ROPE: "rope", LEROPE: "lerope"}
@@ -69,25 +67,20 @@ class Ours:
         )
         corpus = bench.documents.corpus(config.vocab_size)
         loader = Loader(corpus.train, made.row_length, made.batch_rows, SEED)
-        run = RunDirectory(bench.folder / made.name)
         ranks = Ranks(0, 1, 1, bench.device)
         setup = Setup(device=str(bench.device))
-        built = build_encoding(encoding, config)
-        self._trainer = Trainer(made, setup, corpus, loader, built, run, ranks, rows_at_once)
-        self._trainer.signals = Signals()
-        self.kernels = self._trainer.kernels()
+        self._engine = Engine(made, setup, loader, build_encoding(encoding, config), ranks, rows_at_once)
+        self.kernels = self._engine.kernels()
         self._batches = loader.ahead(0, made.steps)
         self._done = 0
         self._started: Started | None = None
 
     def step(self) -> None:
-        self._started = self._trainer._step(self._done, self._batches)
+        self._started = self._engine.step(self._done, *next(self._batches))
         self._done += 1
 
     def loss(self) -> float:
-        if self._started is None:
-            return math.nan
-        return float(self._started.numbers[0]) / self._started.num_targets
+        return math.nan if self._started is None else self._started.loss
 
     def close(self) -> None:
         self._batches.close()

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lerope.data.display import Display
-from lerope.data.signals import Signals
+from lerope.core.signals import Signals
+from lerope.core.terminal import Display
 from lerope.results import Timing
 
 Call = Callable[[], object]

@@ -5,7 +5,7 @@ import sys
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -16,14 +16,15 @@ from tyro.conf import Positional, arg
 from lerope.cli.stopping import stoppable
 
 if TYPE_CHECKING:
-    from lerope.evaluate.perplexity import Request
-    from lerope.results import Ablation, Bands, LearnedFrequencies, Phasors
+    from lerope.evaluate.perplexity import EvalRequest
+    from lerope.results import Ablation, Bands, LearnedFrequencies, Phasors, SlowestRemovals
 
-Part = Literal["frequencies", "bands", "ablation", "phasors"]
+Part = Literal["frequencies", "bands", "ablation", "slowest", "phasors"]
 
-# Leave-one-out takes two evaluations a band, so that it must be asked for; a Hugging Face model has no training.
+# Removals take two evaluations a band, so that they must be asked for; a Hugging Face model has no training.
 _RUN_PARTS: tuple[Part, ...] = ("frequencies", "bands", "phasors")
 _FOLDER_PARTS: tuple[Part, ...] = ("bands",)
+_HARDLY = 0.001
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class _Analysis:
     frequencies: "LearnedFrequencies | None" = None
     bands: "Bands | None" = None
     ablation: "Ablation | None" = None
+    slowest: "SlowestRemovals | None" = None
     phasors: "Phasors | None" = None
 
 
@@ -66,33 +68,34 @@ def analyze(
 
     Example: lerope analyze runs/52M-rope-42 runs/52M-lerope-42
 
-    Leave-one-out: lerope analyze runs/52M-lerope-42 --parts bands ablation
+    Without single bands, and without the slowest: lerope analyze runs/52M-lerope-42 --parts bands ablation slowest
 
     A Hugging Face model in a folder: lerope analyze models/Qwen3-0.6B --text essay.txt --parts bands ablation
 
     Args:
         runs: finished run directories, or folders with Llama, Qwen3 or Mistral models that transformers can load.
         parts: frequencies (against RoPE's, through training), bands (contributions by distance, norms), ablation
-            (leave-one-out, two evaluations a band), phasors (the gradient by distance). All but ablation unless given;
-            of a Hugging Face model, bands unless given, and bands and ablation at most.
+            (leave-one-out, two evaluations a band), slowest (without the slowest bands, for every number of them, as
+            many evaluations), phasors (the gradient by distance). Frequencies, bands and phasors unless given; of a
+            Hugging Face model bands unless given, and neither frequencies nor phasors.
         rows: documents that bands are measured on.
         phasor_rows: documents that phasors are measured on.
         layer: The one layer to measure phasors of; all unless given.
-        max_tokens: tokens that leave-one-out is scored on, in whole documents.
+        max_tokens: tokens that removals are scored on, in first windows of documents.
         length: Tokens of a row; unless given the train length, for Hugging Face models at most 2,048.
         data: Another corpus than the run's own, with the same tokenizer.
         text: texts from outside instead of a corpus.
         device: cuda, cuda:1 or cpu; auto takes a GPU if there is one.
         json_: Print JSON.
     """
-    from lerope.evaluate.perplexity import Request
-    from lerope.rotary.frequencies import check_count
+    from lerope.core.checks import check_count
+    from lerope.evaluate.perplexity import EvalRequest
 
     if not runs:
         raise ValueError("name at least one run to analyze.")
     for field, value in (("rows", rows), ("phasor_rows", phasor_rows), ("max_tokens", max_tokens)):
         check_count(field, value)
-    request = Request(data=data, text=text, length=length, device=device)
+    request = EvalRequest(data=data, text=text, length=length, device=device)
     sizes = _Sizes(rows, phasor_rows, layer, max_tokens)
     # JSON stands alone on standard output, so that progress goes elsewhere.
     with stoppable(), redirect_stdout(sys.stderr) if json_ else nullcontext():
@@ -103,8 +106,8 @@ def analyze(
         _show(found)
 
 
-def _carry_out(path: Path, parts: tuple[Part, ...], request: "Request", sizes: _Sizes) -> _Analysis:
-    from lerope.analyze.ablation import leave_one_out
+def _carry_out(path: Path, parts: tuple[Part, ...], request: "EvalRequest", sizes: _Sizes) -> _Analysis:
+    from lerope.analyze.ablation import leave_one_out, remove_slowest
     from lerope.analyze.bands import measure_bands
     from lerope.analyze.phasors import measure_phasors
     from lerope.analyze.targets import open_target
@@ -121,13 +124,15 @@ def _carry_out(path: Path, parts: tuple[Part, ...], request: "Request", sizes: _
             found.bands = measure_bands(target, sizes.num_rows, device)
         elif part == "ablation":
             found.ablation = leave_one_out(target, sizes.max_tokens, device)
+        elif part == "slowest":
+            found.slowest = remove_slowest(target, sizes.max_tokens, device)
         else:
             found.phasors = measure_phasors(target, sizes.num_phasor_rows, sizes.layer, device)
     return found
 
 
 def _as_dict(analysis: _Analysis) -> dict[str, Any]:
-    parts = {part: getattr(analysis, part) for part in ("frequencies", "bands", "ablation", "phasors")}
+    parts = {part: getattr(analysis, part) for part in get_args(Part)}
     return {part: result.as_dict() for part, result in parts.items() if result is not None}
 
 
@@ -187,9 +192,12 @@ def _wavelengths(analysis: _Analysis) -> tuple[dict[int, float | None], dict[int
         own = {band: wavelength(sum(values) / len(values)) for band, values in by_band.items()}
         rope = {} if analysis.frequencies.base is None else {row["band"]: row["rope_wavelength"] for row in rows}
         return rope, own
-    results = (analysis.bands and analysis.bands.bands) or (analysis.ablation and analysis.ablation.removals)
-    others = results or (analysis.phasors and analysis.phasors.bands) or []
-    return {}, {row["band"]: row["wavelength"] for row in others}
+    if analysis.bands is not None:
+        return {}, {row["band"]: row["wavelength"] for row in analysis.bands.bands}
+    removals = analysis.ablation or analysis.slowest
+    if removals is not None:
+        return {}, dict(sorted((row["band"], row["wavelength"]) for row in removals.removals))
+    return {}, {row["band"]: row["wavelength"] for row in (analysis.phasors.bands if analysis.phasors else [])}
 
 
 def _sentences(analysis: _Analysis) -> list[str]:
@@ -210,6 +218,8 @@ def _sentences(analysis: _Analysis) -> list[str]:
             f"band {worst['band']} ({analysis.ablation.num_tokens:,} tokens of {analysis.ablation.num_documents:,} "
             "documents)."
         )
+    if analysis.slowest is not None:
+        found.append(_slowest_sentence(analysis.slowest))
     if analysis.phasors is not None:
         found.append(
             f"Phasors add up to autograd's gradient with a relative error of {analysis.phasors.relative_error:.1e}, in "
@@ -228,6 +238,21 @@ def _dominant_sentence(bands: "Bands") -> str:
         f"Band {bands.dominant_band} carries position: wavelength {_tokens(bands.dominant_wavelength)} tokens, "
         f"{bands.dominant_wavelength / bands.train_length:.2f} train lengths; its RMS is {bands.dominance:.1f} times "
         "the next."
+    )
+
+
+def _slowest_sentence(slowest: "SlowestRemovals") -> str:
+    """How many of the slowest bands hardly matter."""
+
+    def most(meaning: str) -> int:
+        """As many as cost no more than 0.001 nats, together and each fewer."""
+        rows = sorted((row for row in slowest.removals if row["meaning"] == meaning), key=lambda row: row["num_bands"])
+        return next((row["num_bands"] - 1 for row in rows if row["increase"] > _HARDLY), len(rows))
+
+    total = len(slowest.removals) // 2
+    return (
+        f"At a cost of at most {_HARDLY:g} nats the {most('frequency')} slowest of {total} bands need not turn, and "
+        f"the {most('contribution')} slowest can be left out altogether."
     )
 
 
@@ -266,19 +291,20 @@ def _side_by_side(found: list[_Analysis]) -> Table:
 
 def _ratio_sentences(found: list[_Analysis]) -> list[str]:
     """How dominant wavelengths go with the train length, by both estimators."""
-    from lerope.scaling.wavelengths import wavelength_ratio
+    from lerope.scaling.wavelengths import left_out_of_ratio, wavelength_ratio
 
-    chosen = [analysis for analysis in found if analysis.bands is not None and analysis.bands.stands_out]
+    measured = [analysis.bands for analysis in found if analysis.bands is not None]
+    chosen = [bands for bands in measured if left_out_of_ratio(bands) is None]
     if len(chosen) < 2:
         return []
-    lengths = [float(analysis.train_length) for analysis in chosen]
-    waves = [analysis.bands.dominant_wavelength or 0.0 for analysis in chosen if analysis.bands is not None]
-    ratio = wavelength_ratio(lengths, waves)
+    ratio = wavelength_ratio(
+        [float(bands.train_length) for bands in chosen], [bands.dominant_wavelength or 0.0 for bands in chosen]
+    )
     spread = "" if ratio.standard_deviation is None else f" ± {ratio.standard_deviation:.3f}"
     return [
-        f"Dominant wavelength by train length over {len(chosen)} runs where a band stands out: mean {ratio.mean:.3f}"
-        f"{spread}; least-squares slope through the origin {ratio.slope:.3f}, where one run has "
-        f"{ratio.largest_weight:.0%} of the weight."
+        f"Dominant wavelength by train length over {len(chosen)} runs with one set of learned frequencies where a band "
+        f"stands out: mean {ratio.mean:.3f}{spread}; least-squares slope through the origin {ratio.slope:.3f}, where "
+        f"one run has {ratio.largest_weight:.0%} of the weight."
     ]
 
 

@@ -73,8 +73,9 @@ def _show_losses(console: Console, found: "Comparison", rung: str) -> None:
 
 
 def _show_effects(console: Console, found: "Comparison", rung: str) -> None:
-    console.print(f"{rung}: difference to {found.baseline}, over the seeds that both have")
-    table = _table("method", "seeds", "difference", "95 % interval over", "low", "high")
+    over = "over the seeds that both have, and its standard deviation between seeds"
+    console.print(f"{rung}: difference to {found.baseline}, {over}")
+    table = _table("method", "seeds", "difference", "deviation", "95 % interval over", "low", "high")
     for effect in found.effects:
         if effect["rung"] == rung:
             intervals = [
@@ -82,11 +83,12 @@ def _show_effects(console: Console, found: "Comparison", rung: str) -> None:
                 ("seeds", effect["seeds_low"], effect["seeds_high"]),
                 ("both", effect["both_low"], effect["both_high"]),
             ]
-            cells = [effect["method"], str(effect["num_seeds"]), f"{effect['difference']:+.4f}"]
+            deviation = "" if effect["seed_deviation"] is None else f"{effect['seed_deviation']:.4f}"
+            cells = [effect["method"], str(effect["num_seeds"]), f"{effect['difference']:+.4f}", deviation]
             for over, low, high in intervals:
                 if low is not None and high is not None:
                     table.add_row(*cells, over, f"{low:+.4f}", f"{high:+.4f}")
-                    cells = ["", "", ""]
+                    cells = [""] * len(cells)
     console.print(table)
 
 

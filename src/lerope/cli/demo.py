@@ -3,7 +3,7 @@
 import math
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from rich.console import Console
 from rich.table import Table
@@ -11,14 +11,8 @@ from tyro.conf import arg
 
 from lerope.cli.report import report
 from lerope.cli.stopping import stoppable
+from lerope.launch.small import CUDA_RECIPE, CUDA_STEPS, RECIPE, STEPS, VOCAB_SIZE
 
-VOCAB_SIZE = 2_048
-# What two cores do in a few minutes. For so few steps, small batches, a low learning rate and little decay are best.
-STEPS = 300
-RECIPE = {"row_length": 256, "batch_tokens": 2_048, "learning_rate": 2**-8, "weight_decay": 1.0}
-# What a GPU does in about the same time.
-CUDA_STEPS = 600
-CUDA_RECIPE = {"row_length": 512, "batch_tokens": 32_768, "learning_rate": 2**-7, "weight_decay": 4.0}
 # Documents that bands and phasors are measured on.
 _NUM_ROWS, _NUM_PHASOR_ROWS = 16, 2
 BARS = " ▁▂▃▄▅▆▇█"
@@ -67,13 +61,11 @@ def demo(
 
 
 def _train(encoding: str, out: Path, seed: int, steps: int | None, device: str, on_cuda: bool) -> Path:
-    from lerope.train.config import Setup, recipe
+    from lerope.core.recipe import Setup, recipe
     from lerope.train.job import train
 
     count = steps or (CUDA_STEPS if on_cuda else STEPS)
-    fields: dict[str, Any] = {**(CUDA_RECIPE if on_cuda else RECIPE), "steps": count, "validation_tokens": 1 << 30}
-    if on_cuda:
-        fields["vocab_size"] = VOCAB_SIZE
+    fields = {**(CUDA_RECIPE if on_cuda else RECIPE), "steps": count, "validation_tokens": 1 << 30}
     name, precision = ("19M", "bf16") if on_cuda else ("demo", "float32")
     # A run of a few steps can take no more decay than a tenth of them.
     fields["weight_decay"] = min(fields["weight_decay"], count / 10)
@@ -90,10 +82,10 @@ def _measure(runs: dict[str, Path], device: str) -> dict[str, float]:
     from lerope.analyze.phasors import measure_phasors
     from lerope.analyze.targets import open_target
     from lerope.analyze.wavelengths import describe_frequencies
-    from lerope.evaluate.perplexity import Request, evaluate
+    from lerope.evaluate.perplexity import EvalRequest, evaluate
     from lerope.train.parallel import start_ranks
 
-    request = Request(device=device)
+    request = EvalRequest(device=device)
     where = start_ranks(device).device
     losses = {}
     for encoding, run in runs.items():

@@ -12,7 +12,7 @@ from rich.table import Table
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from lerope.cli.stopping import leave, stoppable
-from lerope.evaluate.perplexity import Request
+from lerope.evaluate.perplexity import EvalRequest
 from lerope.results import RunResult
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _SHOWN_BINS = 8
 def evaluate(
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...")],
     *,
-    request: Annotated[Request, OmitArgPrefixes, arg(name="")] = Request(),  # noqa: B008
+    request: Annotated[EvalRequest, OmitArgPrefixes, arg(name="")] = EvalRequest(),  # noqa: B008
     json_: Annotated[bool, arg(name="json")] = False,
 ) -> None:
     """Score finished runs on validation documents or on any text; every token's loss is kept for `lerope compare`.
@@ -58,7 +58,7 @@ def evaluate(
 
 def check_runs(runs: tuple[Path, ...]) -> None:
     """Raises unless there are runs and all of them are finished: better now than after hours."""
-    from lerope.runs import finished_run
+    from lerope.core.run import finished_run
 
     if not runs:
         raise ValueError("name at least one finished run; got none.")
@@ -66,11 +66,16 @@ def check_runs(runs: tuple[Path, ...]) -> None:
         finished_run(run)
 
 
-def alike(results: list[Kind]) -> list[list[Kind]]:
-    """Results with the same settings together, for a table each."""
+def alike(results: list[Kind], besides: tuple[str, ...] = ()) -> list[list[Kind]]:
+    """Results with the same settings together, for a table each.
+
+    Args:
+        besides: settings that may differ.
+    """
     groups: dict[str, list[Kind]] = {}
     for result in results:
-        groups.setdefault(json.dumps(result.settings, sort_keys=True), []).append(result)
+        same = {name: value for name, value in result.settings.items() if name not in besides}
+        groups.setdefault(json.dumps(same, sort_keys=True), []).append(result)
     return list(groups.values())
 
 

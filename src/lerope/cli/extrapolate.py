@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING, Annotated
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from tyro.conf import Positional, arg
 
 from lerope.cli.eval import alike, check_runs
 from lerope.cli.stopping import leave, stoppable
+from lerope.core.recipe import Precision
 from lerope.evaluate.extrapolation import ALL, LONG, TEMPERATURES
-from lerope.model.accounting import Precision
 
 if TYPE_CHECKING:
     import torch
 
-    from lerope.evaluate.perplexity import Request
+    from lerope.evaluate.perplexity import EvalRequest
     from lerope.results import Extrapolation
 
 # Documents from which the dominant band is found.
@@ -59,11 +60,11 @@ def extrapolate(
         json_: Print JSON.
     """
     from lerope.evaluate.extrapolation import extrapolate as carry_out
-    from lerope.evaluate.perplexity import Request
+    from lerope.evaluate.perplexity import EvalRequest
     from lerope.train.parallel import start_ranks
 
     check_runs(runs)
-    request = Request(
+    request = EvalRequest(
         data=data, text=text, max_tokens=max_tokens, precision=precision, device=device, batch_tokens=batch_tokens
     )
     results = []
@@ -72,26 +73,27 @@ def extrapolate(
         for run in runs:
             band = dominant_band
             if band is None:
-                band = ranks.first(lambda run=run: _dominant_band(run, request, ranks.device))  # type: ignore[misc]
+                band = ranks.on_main(lambda run=run: _dominant_band(run, request, ranks.device))  # type: ignore[misc]
             results.append(carry_out(run, to, request, temperatures, band))
     if ranks.is_main:
         if json_:
             print(json.dumps([result.as_dict() for result in results], indent=1))
         else:
-            for group in alike(results):
+            # Each run has a dominant band of its own.
+            for group in alike(results, besides=("dominant_band", "temperatures")):
                 _show(group, to)
     leave(0)
 
 
-def _dominant_band(path: Path, request: "Request", device: "torch.device") -> int | None:
+def _dominant_band(path: Path, request: "EvalRequest", device: "torch.device") -> int | None:
     """The band that carries position in this run; None where no band turns."""
     from lerope.analyze.bands import contributions, dominant_band, full_rows
+    from lerope.core.run import finished_run
     from lerope.model.saved import load_model
-    from lerope.runs import finished_run
 
     run = finished_run(path)
     model = load_model(path)
-    rows = full_rows(request.documents(run).source, int(run.recipe["row_length"]), _NUM_ROWS)
+    rows = full_rows(request.documents(run).source, run.recipe.row_length, _NUM_ROWS)
     return dominant_band(contributions(model, rows, device), model.encoding.artifact().tensor())
 
 
@@ -111,7 +113,7 @@ def _show(results: list["Extrapolation"], to: int) -> None:
             title_justify="left",
             box=SIMPLE_HEAD,
         )
-        for heading in ("run", "way", "in-dist", "extrapolated", "full"):
+        for heading in ("run", "way", "within", "beyond", "full"):
             table.add_column(heading, justify="left" if heading in ("run", "way") else "right", overflow="fold")
         for result in results:
             shown = [row for row in result.ways if row["selection"] == selection]
@@ -120,7 +122,7 @@ def _show(results: list["Extrapolation"], to: int) -> None:
                 parts = ("in_distribution", "extrapolated", "full")
                 cells = [f"{row[f'{part}_perplexity']:,.3f}" for part in parts]  # type: ignore[literal-required]
                 cells[1] = f"[bold]{cells[1]}[/bold]" if row is best else cells[1]
-                table.add_row("" if number else result.run["name"], row["label"], *cells)
+                table.add_row("" if number else escape(result.run["name"]), row["label"], *cells)
         console.print(table)
 
 

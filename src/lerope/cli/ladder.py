@@ -24,6 +24,8 @@ def ladder(
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
     demo: bool = False,
     steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
+    sweep: bool = False,
+    filler: Annotated[str | None, arg(metavar="SOURCE", help_behavior_hint="")] = None,
     at_once: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
     status: bool = False,
     print_: Annotated[bool, arg(name="print")] = False,
@@ -46,25 +48,33 @@ def ladder(
         out: the folder of the run directories; studies/STUDY unless given, studies/STUDY-demo with --demo.
         demo: The same study in small: data with a vocabulary of 2,048, models of the rung demo, few steps.
         steps: steps of every run; with --demo, those of the largest rung.
+        sweep: Search each rung's learning rate first, with RoPE, in OUT/sweeps; rungs above 608M follow from the
+            others. The paper's learning rates are taken otherwise.
+        filler: text to hide needles in, in place of Python's documentation, which a prompt of 32k tokens repeats.
         at_once: how many runs at once; one on each GPU, or one on a CPU, unless given.
         status: Show how far the runs are, and start nothing.
         print_: Print the commands, one line a run in an order in which they can run, and start nothing.
         json_: Print the list, or the status, as JSON.
     """
     from lerope.launch.local import LOGS, carry_out, places
+    from lerope.launch.rates import known_rates, paper_rates, search_rates
     from lerope.launch.recipes import study_named
+    from lerope.launch.study import prepare_command, with_learning_rates, with_options
 
     if study is None:
         _list(json_)
         return
     chosen = sized(study_named(study), demo, steps)
     out = out or Path("studies") / (f"{chosen.name}-demo" if demo else chosen.name)
+    if filler is not None:
+        chosen = with_options(chosen, "needle", "--filler", filler)
+    if sweep and (status or print_):
+        chosen = with_learning_rates(chosen, known_rates(chosen, out))
     if status:
         _status(chosen, out, data, json_)
         return
     if data is None:
-        size = " --vocab-size 2048" if demo else ""
-        example = f"lerope data prepare {'python:' if demo else chosen.source}{size} --out data/my-text"
+        example = prepare_command(chosen, demo)
         raise ValueError(f"data must name prepared text, as `{example}` makes it; got none.")
     if print_:
         for run in chosen.runs:
@@ -72,6 +82,10 @@ def ladder(
         return
     _check(chosen, data)
     with stoppable(), redirect_stdout(sys.stderr if json_ else sys.stdout):
+        if sweep:
+            chosen = with_learning_rates(chosen, search_rates(chosen, data, out, print))
+        elif rates := paper_rates(chosen):
+            print(rates)
         failed = carry_out(chosen, data, out, places(at_once))
     _status(chosen, out, data, json_)
     if failed:
@@ -84,13 +98,13 @@ def ladder(
 
 def sized(study: "Study", demo: bool, steps: int | None) -> "Study":
     """A study as it is, in small, or with another number of steps."""
-    from lerope.launch.study import DEMO_STEPS, shortened
-    from lerope.launch.study import demo as in_small
+    from lerope.launch.small import STUDY_STEPS, in_small
+    from lerope.launch.study import shortened
 
     if steps is not None and steps < 1:
         raise ValueError(f"steps must be a positive whole number; got {steps}.")
     if demo:
-        return in_small(study, steps or DEMO_STEPS)
+        return in_small(study, steps or STUDY_STEPS)
     return study if steps is None else shortened(study, steps)
 
 

@@ -61,24 +61,43 @@ def _show(found: "Multipliers") -> None:
     points = dict.fromkeys((point["rung"], point["compute"]) for point in found.losses)
     headings = [rung or f"{compute:.2e}" for rung, compute in points]
     console.print(f"compute at which {found.baseline} reaches the same loss, as a multiple")
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("method", "estimator", *headings):
-        table.add_column(heading, justify="left" if heading in ("method", "estimator") else "right")
-    errors = {fit["estimator"]: fit["value"] for fit in found.fits if fit["parameter"] == "rmse"}
+    table = _table("method", "estimator", *headings)
     last = ""
     for method, estimator in dict.fromkeys((point["method"], point["estimator"]) for point in found.multipliers):
         values = [p["multiplier"] for p in found.multipliers if (p["method"], p["estimator"]) == (method, estimator)]
-        label = f"{estimator}, RMSE {errors[estimator]:.1e}" if estimator in errors else estimator
         cells = ("never" if value is None else f"{value:.4f}" for value in values)
-        table.add_row("" if method == last else method, label, *cells)
+        table.add_row("" if method == last else method, estimator, *cells)
         last = method
     console.print(table)
+    if found.fits:
+        console.print("fits of L = E + A C^-alpha; a hinge is a power law that breaks and has two exponents and no E")
+        console.print(_fits(found))
     for note in found.notes:
         console.print(f"note: {note}")
 
 
+def _fits(found: "Multipliers") -> Table:
+    """One row a fit; the joint one has a row for each method and one for its error over all."""
+    fits: dict[tuple[str, str | None], dict[str, float]] = {}
+    for fit in found.fits:
+        fits.setdefault((fit["estimator"], fit["method"]), {})[fit["parameter"]] = fit["value"]
+    table = _table("method", "estimator", "E", "A", "alpha", "RMSE, nats")
+    for (estimator, method), values in fits.items():
+        exponents = [f"{values[name]:.5f}" for name in ("alpha", "c1", "c2") if name in values]
+        scales = [f"{values[name]:.4g}" if name in values else "" for name in ("E", "A")]
+        table.add_row(method or "all", estimator, *scales, " then ".join(exponents), f"{values['rmse']:.2e}")
+    return table
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("method", "estimator") else "right")
+    return table
+
+
 def _paper(as_json: bool) -> None:
-    from lerope.scaling.paper import recomputed
+    from lerope.paper.recomputed import recomputed
 
     entries = recomputed()
     if as_json:

@@ -12,7 +12,7 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from lerope.cli.eval import alike, check_runs
 from lerope.cli.stopping import leave, stoppable
-from lerope.evaluate.needle import Request
+from lerope.evaluate.needle import NeedleRequest
 
 if TYPE_CHECKING:
     from lerope.evaluate.haystack import Haystacks, Prompt
@@ -20,14 +20,12 @@ if TYPE_CHECKING:
 
 # Tokens of a shown prompt: all, or these many at its start, from before the gold needle on, and at its end.
 _SHOWN_TOKENS, _SHOWN_START, _SHOWN_BEFORE, _SHOWN_AFTER, _SHOWN_END = 400, 80, 40, 80, 80
-# Below this share of correct answers, rates say nothing.
-_FLOOR = 0.02
 
 
 def needle(
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...")],
     *,
-    request: Annotated[Request, OmitArgPrefixes, arg(name="")] = Request(),  # noqa: B008
+    request: Annotated[NeedleRequest, OmitArgPrefixes, arg(name="")] = NeedleRequest(),  # noqa: B008
     show: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
     json_: Annotated[bool, arg(name="json")] = False,
 ) -> None:
@@ -64,10 +62,10 @@ def needle(
     leave(0)
 
 
-def _show_prompts(path: Path, request: Request, count: int) -> None:
+def _show_prompts(path: Path, request: NeedleRequest, count: int) -> None:
+    from lerope.core.checks import check_count
+    from lerope.core.run import finished_run
     from lerope.evaluate.needle import plan
-    from lerope.rotary.frequencies import check_count
-    from lerope.runs import finished_run
 
     work = plan(finished_run(path), request)
     number = min(check_count("show", count), len(work.places))
@@ -112,7 +110,7 @@ def _show(results: list["Needle"]) -> None:
         name = result.run["name"]
         console.print(f"\n{escape(name)}", style="italic", soft_wrap=True)
         console.print(_totals(result))
-        console.print(f"{'Margin' if _at_floor(result) else 'Exact match in %'} by depth")
+        console.print(f"{'Margin' if result.at_floor else 'Exact match in %'} by depth")
         console.print(_map(result))
         meanings.setdefault(_meaning(result), []).append(name)
     notes = [*_notes(results[0]), *(f"{', '.join(names)}: {meaning}" for meaning, names in meanings.items())]
@@ -140,14 +138,13 @@ def _totals(result: "Needle") -> Table:
 
 def _map(result: "Needle") -> Table:
     """Exact match, or at the floor the margin, by depth; a column for each length and number of distractors."""
-    floor = _at_floor(result)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column(f"depth \\ {_kinds(result)}", justify="right")
     for total in result.totals:
         table.add_column(_kind(result, total), justify="right", min_width=5)
     for depth in result.settings["depths"]:
         cells = [cell for cell in result.cells if cell["depth"] == depth]
-        shown = (f"{cell['margin']:+.2f}" if floor else f"{100 * cell['rate']:.0f}" for cell in cells)
+        shown = (f"{cell['margin']:+.2f}" if result.at_floor else f"{100 * cell['rate']:.0f}" for cell in cells)
         table.add_row(f"{depth:g}", *shown)
     return table
 
@@ -159,8 +156,9 @@ def _kinds(result: "Needle") -> str:
 
 
 def _kind(result: "Needle", cell: "NeedleCell") -> str:
+    """What a kind of prompts is called; a star where the filler repeats."""
     values = {"tokens": f"{cell['length']:,}", "distractors": str(cell["num_distractors"])}
-    return ", ".join(values[name] for name in _kinds(result).split(", "))
+    return ", ".join(values[name] for name in _kinds(result).split(", ")) + "*" * (cell["length"] in result.repeated)
 
 
 def _notes(result: "Needle") -> list[str]:
@@ -168,36 +166,33 @@ def _notes(result: "Needle") -> list[str]:
     for length in dict.fromkeys(each["length"] for each in result.left_out):
         numbers = [str(each["num_distractors"]) for each in result.left_out if each["length"] == length]
         found.append(f"Left out, because they do not fit in {length:,} tokens: {', '.join(numbers)} distractors.")
-    num_filler_tokens = result.settings["num_filler_tokens"]
-    if num_filler_tokens < max(total["length"] for total in result.totals):
-        found.append(f"The filler has {num_filler_tokens:,} tokens: longer haystacks repeat sentences.")
+    if result.repeated:
+        num_filler_tokens = result.settings["num_filler_tokens"]
+        found.append(f"* The filler has {num_filler_tokens:,} tokens: these haystacks repeat sentences.")
     return found
-
-
-def _at_floor(result: "Needle") -> bool:
-    num_samples = sum(total["num_samples"] for total in result.totals)
-    return sum(total["num_correct"] for total in result.totals) < _FLOOR * num_samples
 
 
 def _meaning(result: "Needle") -> str:
     """What the numbers say, in one sentence."""
     first, last = result.totals[0], result.totals[-1]
-    if _at_floor(result):
+    if result.at_floor:
         clear = [t for t in result.totals if t["margin_error"] is not None and t["margin"] > 3 * t["margin_error"]]
         return (
             "at the floor, too small or trained too little to copy seven digits; compare margins, where chance is 0 "
             f"and these are {'clearly' if clear else 'not clearly'} above."
         )
-    wrong = [total["distractor_rate"] > total["other_rate"] for total in result.totals if total["rate"] < 1]
     change = f"exact match is {first['rate']:.1%}"
     if first["length"] != last["length"]:
         change += f" at {first['length']:,} tokens and {last['rate']:.1%} at {last['length']:,}"
     elif first is not last:
         change += f" with {first['num_distractors']} and {last['rate']:.1%} with {last['num_distractors']} distractors"
-    if not wrong:
+    wrong, others = (
+        sum(total[name] * total["num_samples"] for total in result.totals if total["num_distractors"])
+        for name in ("other_rate", "distractor_rate")
+    )
+    if not wrong + others:
         return f"{change}."
-    kind = "another key's value" if all(wrong) else "no key's value" if not any(wrong) else "sometimes another key's"
-    return f"{change}; a wrong answer is mostly {kind}."
+    return f"{change}; of wrong answers {others / (wrong + others):.0%} are another key's value."
 
 
 COMMAND = needle

@@ -4,70 +4,24 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from json import dumps
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
-from lerope.model.accounting import (
-    BATCH_TOKENS,
-    USABLE_MEMORY,
-    UTILISATION,
-    Memory,
-    Parallel,
-    Plan,
-    check_nodes,
-    memory_per_gpu,
-    micro_batch_rows,
-    plan,
-    run_seconds,
-)
-from lerope.model.config import LADDER, ModelConfig, rung
-from lerope.model.gpus import GPUS, Gpu, gpu_named
-from lerope.rotary.frequencies import check_count
+from lerope.core.ladder import BATCH_TOKENS, LADDER, ModelConfig, Plan, plan, rung
+from lerope.core.recipe import Parallel
+from lerope.launch.machine import Fit, Machine, Way
+from lerope.model.accounting import USABLE_MEMORY, UTILISATION, Memory
+from lerope.model.gpus import GPUS, gpu_named
 
 if TYPE_CHECKING:
     from lerope.launch.cost import RunCost
 
 _LABELS: dict[Parallel, str] = {"ddp": "DDP", "fsdp": "FSDP2", "hybrid": "hybrid"}
 _GIB = 1 << 30
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Machine:
-    """What a run is planned for."""
-
-    gpus: list[Gpu]
-    num_gpus: int
-    gpus_per_node: int
-    row_length: int
-    batch_tokens: int
-    utilisation: float
-
-    @property
-    def rows_per_gpu(self) -> int:
-        """Rows of one step on one GPU."""
-        return self.batch_tokens // self.row_length // self.num_gpus
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Way:
-    """How a run is shared out."""
-
-    parallel: Parallel
-    recompute: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Fit:
-    """How a run goes into one GPU's memory."""
-
-    way: _Way
-    micro_batch_rows: int | None
-    """None where not even one row fits."""
-    memory: Memory
-    """With these rows, or with one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +45,7 @@ def command(
     vocab_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
     utilisation: float = UTILISATION,
     demo: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    data: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None,
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
     """What a run costs before any of it is spent: parameters, tokens, FLOPs, memory and time.
@@ -109,9 +64,10 @@ def command(
         vocab_size: another vocabulary than the rung's.
         utilisation: assumed share of the GPU's dense bfloat16 peak; a guess until a run has measured it.
         demo: the study in small, as `lerope ladder --demo` runs it.
+        data: what `lerope data prepare` wrote for the study, whose validation split is what evaluation reads.
         json: print one JSON object instead of tables.
     """
-    machine = _Machine(
+    machine = Machine(
         gpus=list(GPUS.values()) if gpu is None else [gpu_named(gpu)],
         num_gpus=num_gpus,
         gpus_per_node=gpus_per_node,
@@ -120,21 +76,23 @@ def command(
         utilisation=utilisation,
     )
     if name is not None and _is_study(name):
-        _plan_study(name, machine, vocab_size, demo, json)
+        _plan_study(name, machine, vocab_size, demo, data, json)
         return
+    if data is not None:
+        raise ValueError(f"data is for studies; name one, as in lerope plan seeds --data {data}.")
     if demo:
         raise ValueError("demo is for studies; name one, as in lerope plan seeds --demo.")
     names = list(LADDER) if name is None else [name]
     models = {each: _model(each, vocab_size) for each in names}
     plans = {each: plan(model, row_length, batch_tokens) for each, model in models.items()}
-    _check(machine)
+    machine.check()
     if name is None:
         if json:
             print(dumps({"rungs": [_summary(n, models[n], plans[n], machine) for n in names]}, indent=2))
         else:
             _print(_ladder_sections(models, plans, machine))
         return
-    fits = {g.name: [_fit(models[name], machine, g, way) for way in _ways(machine)] for g in machine.gpus}
+    fits = {g.name: [machine.fit(models[name], g, way) for way in machine.ways()] for g in machine.gpus}
     if json:
         content = _summary(name, models[name], plans[name], machine)
         print(dumps({**content, **_memory_content(models[name], machine, fits)}, indent=2))
@@ -151,27 +109,43 @@ def _is_study(name: str) -> bool:
     return name in STUDIES or ":" in name
 
 
-def _plan_study(name: str, machine: _Machine, vocab_size: int | None, demo: bool, json: bool) -> None:
+def _plan_study(name: str, machine: Machine, vocab_size: int | None, demo: bool, data: Path | None, json: bool) -> None:
     from lerope.cli.ladder import sized
+    from lerope.data.hub import VALIDATION_TOKENS
+    from lerope.data.shards import Manifest
     from lerope.launch.cost import run_costs
     from lerope.launch.recipes import study_named
+    from lerope.launch.study import prepare_command
 
     if (machine.row_length, machine.batch_tokens, vocab_size) != (2048, BATCH_TOKENS, None):
         raise ValueError("row_length, batch_tokens and vocab_size are a study's own; change them in its function.")
     study = sized(study_named(name), demo, None)
-    costs = run_costs(study)
+    prepare = prepare_command(study, demo)
+    if data is None:
+        validation_tokens, training = VALIDATION_TOKENS, f"Text for it:\n  {prepare}"
+        read = "as hf:c4 and hf:starcoder give it; --data DIR counts that of other text"
+    else:
+        splits = Manifest.load(data).splits
+        validation_tokens, train_tokens = splits["validation"].num_tokens, splits["train"].num_tokens
+        times = f"{study.tokens / train_tokens:,.2f} times"
+        training = f"The longest run reads the {_count(train_tokens)} training tokens {times}."
+        read = f"that of {data}"
+    costs = run_costs(study, validation_tokens)
     if not json:
-        sections = list(_study_sections(f"{study.name}: {study.sentence}", costs, machine))
+        validation = f"a validation split of {_count(validation_tokens)} tokens ({read})"
+        sections = list(_study_sections(f"{study.name}: {study.sentence}", costs, machine, validation, training))
         _print(sections[:1] if demo else sections)  # the demo is for CPUs
         return
     fields = ("steps", "tokens", "compute", "flops", "eval_tokens", "eval_flops")
     totals = {field: sum(getattr(cost, field) for cost in costs) for field in fields}
-    hours = {gpu.name: _gpu_hours(totals["flops"], machine, gpu) for gpu in machine.gpus}
+    hours = {gpu.name: machine.gpu_hours(totals["flops"], gpu) for gpu in machine.gpus}
     content = {
         "study": study.name,
+        "prepare": prepare,
+        "validation_tokens": validation_tokens,
         "utilisation": machine.utilisation,
         "runs": [
-            {**asdict(cost), "gpu_hours": {gpu.name: _gpu_hours(cost.flops, machine, gpu) for gpu in machine.gpus}}
+            {**asdict(cost), "gpu_hours": {gpu.name: machine.gpu_hours(cost.flops, gpu) for gpu in machine.gpus}}
             for cost in costs
         ],
         "total": {"num_runs": len(costs), **totals, "gpu_hours": hours},
@@ -179,13 +153,11 @@ def _plan_study(name: str, machine: _Machine, vocab_size: int | None, demo: bool
     print(dumps(content, indent=2))
 
 
-def _gpu_hours(flops: int, machine: _Machine, gpu: Gpu) -> float:
-    return run_seconds(flops, gpu.peak_flops, 1, machine.utilisation) / 3600
-
-
-def _study_sections(title: str, costs: "list[RunCost]", machine: _Machine) -> Iterator[_Section]:
-    """Runs that cost the same share a line."""
-    from lerope.launch.cost import FLOAT32_SLOWDOWN, VALIDATION_TOKENS
+def _study_sections(
+    title: str, costs: "list[RunCost]", machine: Machine, validation: str, training: str
+) -> Iterator[_Section]:
+    """Runs that cost the same share a line; what is read for validation and training is said in words."""
+    from lerope.launch.cost import FLOAT32_SLOWDOWN
 
     kinds = Counter(replace(cost, run="") for cost in costs)
     table = _table("Rung", "Row", "Runs", "Steps", "Tokens", "C, FLOP", "FLOPs", "Eval")
@@ -194,26 +166,25 @@ def _study_sections(title: str, costs: "list[RunCost]", machine: _Machine) -> It
         flops = (_power(count * number, 2) for number in (kind.compute, kind.flops, kind.eval_flops))
         sums = (_count(count * kind.tokens), *flops)
         table.add_row(kind.rung, f"{kind.row_length:,}", str(count), f"{count * kind.steps:,}", *sums)
-        each = (_hours(_gpu_hours(count * kind.flops, machine, gpu)) for gpu in machine.gpus)
+        each = (_hours(machine.gpu_hours(count * kind.flops, gpu)) for gpu in machine.gpus)
         hours.add_row(kind.rung if kind.row_length == 2048 else f"{kind.rung}, {kind.row_length:,}", *each)
     fields = ("steps", "tokens", "compute", "flops", "eval_flops")
     steps, tokens, compute, flops, eval_flops = (sum(getattr(cost, field) for cost in costs) for field in fields)
     sums = (_count(tokens), _power(compute, 2), _power(flops, 2), _power(eval_flops, 2))
     table.add_row("total", "", str(len(costs)), f"{steps:,}", *sums, style="bold")
-    hours.add_row("total", *(_hours(_gpu_hours(flops, machine, gpu)) for gpu in machine.gpus), style="bold")
-    seconds = (run_seconds(flops, gpu.peak_flops, machine.num_gpus, machine.utilisation) for gpu in machine.gpus)
+    hours.add_row("total", *(_hours(machine.gpu_hours(flops, gpu)) for gpu in machine.gpus), style="bold")
+    seconds = (machine.seconds(flops, gpu) for gpu in machine.gpus)
     hours.add_row(f"time on {machine.num_gpus:,}", *map(_duration, seconds))
     note = (
-        "Sums over the runs of a line. C = 6 N_ne tokens. Eval: FLOPs of `lerope eval`, for a validation split of "
-        f"{VALIDATION_TOKENS / 1e6:.0f}M tokens, about C4's, unless --max-tokens says less. needle and extrapolate are "
-        "not counted."
+        f"Sums over the runs of a line. C = 6 N_ne tokens. Eval: FLOPs of `lerope eval` over {validation} or over its "
+        f"--max-tokens. needle and extrapolate are not counted.\n{training}"
     )
     yield _Section(title=title, table=table, note=note)
     shares = {kind.rung: FLOAT32_SLOWDOWN * kind.eval_flops / kind.flops for kind in kinds}
     note = (
         f"At {100 * machine.utilisation:g} % of the dense bfloat16 peak (--utilisation). `lerope eval` comes on top: "
         f"its float32 is about {FLOAT32_SLOWDOWN} times slower on A100, H100 and H200, which adds "
-        f"{', '.join(f'{share:.0%} at {rung}' for rung, share in shares.items())}."
+        f"{', '.join(f'{share:.1%} at {rung}' for rung, share in shares.items())}."
     )
     yield _Section(title="Training", table=hours, note=note)
 
@@ -226,62 +197,7 @@ def _model(name: str, vocab_size: int | None) -> ModelConfig:
     return rung(name) if vocab_size is None else replace(rung(name), vocab_size=vocab_size)
 
 
-def _check(machine: _Machine) -> None:
-    """Raises unless whole rows go to each GPU; `plan` has looked at the tokens."""
-    check_nodes(machine.num_gpus, machine.gpus_per_node)
-    rows = machine.batch_tokens // machine.row_length
-    if rows % check_count("num_gpus", machine.num_gpus):
-        raise ValueError(
-            f"num_gpus must divide the {rows} rows of {machine.row_length:,} tokens that batch_tokens makes; "
-            f"got {machine.num_gpus}."
-        )
-
-
-def _ways(machine: _Machine) -> list[_Way]:
-    """All that make sense for so many GPUs."""
-    parallels: list[Parallel] = ["ddp"]
-    if machine.num_gpus > 1:
-        parallels.append("fsdp")
-    if machine.num_gpus > machine.gpus_per_node > 1:
-        parallels.append("hybrid")
-    return [_Way(parallel=parallel, recompute=again) for parallel in parallels for again in (False, True)]
-
-
-def _fit(model: ModelConfig, machine: _Machine, gpu: Gpu, way: _Way) -> _Fit:
-    rows: int | None
-    try:
-        rows = micro_batch_rows(
-            model,
-            machine.row_length,
-            machine.rows_per_gpu,
-            gpu.memory_bytes,
-            num_gpus=machine.num_gpus,
-            gpus_per_node=machine.gpus_per_node,
-            parallel=way.parallel,
-            recompute=way.recompute,
-        )
-    except ValueError:
-        rows = None
-    return _Fit(way=way, micro_batch_rows=rows, memory=_memory(model, machine, way, rows or 1))
-
-
-def _memory(model: ModelConfig, machine: _Machine, way: _Way, rows: int) -> Memory:
-    return memory_per_gpu(
-        model,
-        machine.row_length,
-        rows,
-        num_gpus=machine.num_gpus,
-        gpus_per_node=machine.gpus_per_node,
-        parallel=way.parallel,
-        recompute=way.recompute,
-    )
-
-
-def _seconds(costs: Plan, machine: _Machine, gpu: Gpu) -> float:
-    return run_seconds(costs.flops, gpu.peak_flops, machine.num_gpus, machine.utilisation)
-
-
-def _summary(name: str, model: ModelConfig, costs: Plan, machine: _Machine) -> dict[str, Any]:
+def _summary(name: str, model: ModelConfig, costs: Plan, machine: Machine) -> dict[str, Any]:
     """All but memory, as plain JSON values."""
     return {
         "rung": name,
@@ -297,17 +213,17 @@ def _summary(name: str, model: ModelConfig, costs: Plan, machine: _Machine) -> d
                 "name": gpu.name,
                 "peak_flops": gpu.peak_flops,
                 "memory_bytes": gpu.memory_bytes,
-                "seconds": _seconds(costs, machine, gpu),
+                "seconds": machine.seconds(costs.flops, gpu),
             }
             for gpu in machine.gpus
         ],
     }
 
 
-def _memory_content(model: ModelConfig, machine: _Machine, fits: dict[str, list[_Fit]]) -> dict[str, Any]:
+def _memory_content(model: ModelConfig, machine: Machine, fits: dict[str, list[Fit]]) -> dict[str, Any]:
     """Memory of one row, and of what each GPU takes, as plain JSON values."""
     return {
-        "one_row": [{**asdict(way), "memory": _parts(_memory(model, machine, way, 1))} for way in _ways(machine)],
+        "one_row": [{**asdict(way), "memory": _parts(machine.memory(model, way, 1))} for way in machine.ways()],
         "fits": [
             {"gpu": name, **asdict(f.way), "micro_batch_rows": f.micro_batch_rows, "memory": _parts(f.memory)}
             for name, each in fits.items()
@@ -340,7 +256,7 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _ladder_sections(models: dict[str, ModelConfig], plans: dict[str, Plan], machine: _Machine) -> Iterator[_Section]:
+def _ladder_sections(models: dict[str, ModelConfig], plans: dict[str, Plan], machine: Machine) -> Iterator[_Section]:
     columns = ("Rung", "Layers", "Width", "MLP", "Heads", "N_ne", "N_tot", "Tokens", "Steps", "C, FLOP")
     table = _table(*columns)
     for name, model in models.items():
@@ -352,12 +268,12 @@ def _ladder_sections(models: dict[str, ModelConfig], plans: dict[str, Plan], mac
     yield _Section(title="The ladder", table=table, note=note)
     table = _table("Rung", *(gpu.name for gpu in machine.gpus))
     for name in models:
-        table.add_row(name, *(_duration(_seconds(plans[name], machine, gpu)) for gpu in machine.gpus))
+        table.add_row(name, *(_duration(machine.seconds(plans[name].flops, gpu)) for gpu in machine.gpus))
     yield _time_section(table, machine)
 
 
 def _rung_sections(
-    name: str, model: ModelConfig, costs: Plan, machine: _Machine, fits: dict[str, list[_Fit]]
+    name: str, model: ModelConfig, costs: Plan, machine: Machine, fits: dict[str, list[Fit]]
 ) -> Iterator[_Section]:
     table = _table("", "")
     table.add_column()
@@ -368,12 +284,12 @@ def _rung_sections(
     yield _memory_section(model, machine)
     yield _fit_section(fits, machine)
     table = _table("", *(gpu.name for gpu in machine.gpus))
-    table.add_row("whole run", *(_duration(_seconds(costs, machine, gpu)) for gpu in machine.gpus))
-    table.add_row("one step", *(_duration(_seconds(costs, machine, gpu) / costs.steps) for gpu in machine.gpus))
+    table.add_row("whole run", *(_duration(machine.seconds(costs.flops, gpu)) for gpu in machine.gpus))
+    table.add_row("one step", *(_duration(machine.seconds(costs.flops, gpu) / costs.steps) for gpu in machine.gpus))
     yield _time_section(table, machine)
 
 
-def _facts(model: ModelConfig, costs: Plan, machine: _Machine) -> list[tuple[str, str, str]]:
+def _facts(model: ModelConfig, costs: Plan, machine: Machine) -> list[tuple[str, str, str]]:
     rows = machine.batch_tokens // machine.row_length
     return [
         ("layers", f"{model.num_layers}", ""),
@@ -390,11 +306,11 @@ def _facts(model: ModelConfig, costs: Plan, machine: _Machine) -> list[tuple[str
     ]
 
 
-def _memory_section(model: ModelConfig, machine: _Machine) -> _Section:
+def _memory_section(model: ModelConfig, machine: Machine) -> _Section:
     parts = ("weights", "grads", "moments", "copies", "activations", "head", "total")
     table = _table("", *parts)
-    for way in _ways(machine):
-        parts_bytes = _parts(_memory(model, machine, way, 1)).values()
+    for way in machine.ways():
+        parts_bytes = _parts(machine.memory(model, way, 1)).values()
         table.add_row(_label(way, machine), *(f"{part / _GIB:.2f}" for part in parts_bytes))
     note = (
         "Estimated for bfloat16 autocast and compiled blocks. Activations grow with the rows of a micro-batch; copies "
@@ -403,7 +319,7 @@ def _memory_section(model: ModelConfig, machine: _Machine) -> _Section:
     return _Section(title="Memory per GPU in GiB, one row at a time", table=table, note=note)
 
 
-def _fit_section(fits: dict[str, list[_Fit]], machine: _Machine) -> _Section:
+def _fit_section(fits: dict[str, list[Fit]], machine: Machine) -> _Section:
     table = _table("", *fits)
     for row in zip(*fits.values(), strict=True):
         table.add_row(_label(row[0].way, machine), *(_cell(fit) for fit in row))
@@ -416,17 +332,17 @@ def _fit_section(fits: dict[str, list[_Fit]], machine: _Machine) -> _Section:
     return _Section(title="Rows in a micro-batch (and GiB they take)", table=table, note=note)
 
 
-def _label(way: _Way, machine: _Machine) -> str:
+def _label(way: Way, machine: Machine) -> str:
     label = _LABELS[way.parallel] if machine.num_gpus > 1 else "1 GPU"
     return f"{label}, recompute" if way.recompute else label
 
 
-def _cell(fit: _Fit) -> str:
+def _cell(fit: Fit) -> str:
     rows = "no" if fit.micro_batch_rows is None else f"{fit.micro_batch_rows}"
     return f"{rows} ({fit.memory.total / _GIB:.0f})"
 
 
-def _time_section(table: Table, machine: _Machine) -> _Section:
+def _time_section(table: Table, machine: Machine) -> _Section:
     share = f"{100 * machine.utilisation:g} %"
     note = f"At {share} of the dense bfloat16 peak (--utilisation); --recompute takes about a third more."
     title = f"Time on {machine.num_gpus:,} GPU{'s' if machine.num_gpus > 1 else ''}"

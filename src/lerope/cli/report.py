@@ -28,8 +28,8 @@ def report(
         out: where it goes: index.html, figures/, tables/. A report that is there is written over.
         figures: Draw the figures too, as PDF, SVG and PNG; the page does without.
     """
-    from lerope.data.display import Display
-    from lerope.data.files import write_whole
+    from lerope.core.files import write_whole
+    from lerope.core.terminal import Display
     from lerope.report.collect import collect
     from lerope.report.page import render
     from lerope.report.payload import payload
@@ -52,7 +52,10 @@ def report(
             written = write_figures(
                 bundle, out / "figures", progress=lambda name, at, of: display.show(f"figure {at} of {of}, {name}")
             )
-            data["files"] += _relative(written, out)
+            data["files"] += _relative(written.files, out)
+            data["missing"] = [
+                {"name": name, "text": found.text, "command": found.command} for name, found in written.missing.items()
+            ]
         from lerope.report.tables import write_tables
 
         display.show("writing tables")
@@ -63,6 +66,8 @@ def report(
     )
     if figures and not drawn:
         console.print("There are no figures, which need matplotlib: pip install 'lerope\\[plots]'.")
+    for figure in data["missing"]:
+        console.print(f"not drawn, {figure['name']}: {figure['text']}: {escape(figure['command'])}")
     for note in data["notes"]:
         console.print(f"note: {escape(note)}")
     console.print(escape((out / PAGE).resolve().as_uri()))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import NoReturn
 
-from lerope.data.signals import Stopped
+from lerope.core.signals import Stopped
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import sys
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +14,8 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from lerope.cli.stopping import stoppable
 from lerope.cli.train import Changes
-from lerope.train.config import LEARNING_RATE_INDEX, Setup
+from lerope.core.ladder import LEARNING_RATE_INDEX
+from lerope.core.recipe import Setup
 
 if TYPE_CHECKING:
     from lerope.results import Sweep
@@ -55,9 +56,9 @@ def sweep(
         extrapolate: rungs to predict the index of, from this sweep and the previous ones.
         json_: Print JSON.
     """
+    from lerope.core.ladder import rung as model_of
     from lerope.launch.sweep import SWEEP, predict, training
     from lerope.launch.sweep import sweep as search
-    from lerope.model.config import rung as model_of
     from lerope.results import Sweep
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -67,10 +68,7 @@ def sweep(
     if extrapolate and not previous:
         raise ValueError("previous must name sweeps of other rungs for --extrapolate; got none.")
     earlier = [Sweep.load(folder / SWEEP) for folder in previous]
-    given: dict[str, Any] = {name: value for name, value in vars(changes).items() if value is not None}
-    if setup.device == "cpu":
-        given.setdefault("precision", "float32")
-    settings, objective = training(rung, data, seed, given, setup)
+    settings, objective = training(rung, data, seed, changes.given(setup.device), setup)
     guess: int | Literal["cold"] = LEARNING_RATE_INDEX[rung] if start is None else start
     if start is None and (predicted := predict(earlier, [rung])):
         guess = predicted[0]["index"]

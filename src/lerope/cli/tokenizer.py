@@ -8,7 +8,7 @@ from tyro.conf import Positional, arg
 from lerope.cli.stopping import stoppable
 from lerope.data.summary import printable
 from lerope.data.tokenizer import VOCAB_SIZE, Tokenizer
-from lerope.data.training import train_on_sources
+from lerope.data.tokenizer_training import train_on_sources
 
 
 def train(

@@ -9,10 +9,8 @@ from typing import Annotated, Any
 import tyro
 
 from lerope.cli.stopping import leave
-from lerope.model.accounting import Precision
-from lerope.model.config import Activation
-from lerope.train.config import Setup, recipe
-from lerope.train.schedule import Schedule
+from lerope.core.ladder import Activation
+from lerope.core.recipe import Precision, Schedule, Setup, recipe
 
 Whole = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
 Number = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
@@ -53,6 +51,13 @@ class Changes:
     activation: Annotated[Activation | None, tyro.conf.arg(help_behavior_hint="")] = None
     """gelu as in the paper, or relu2, which serving engines can run; gelu unless given."""
 
+    def given(self, device: str) -> dict[str, Any]:
+        """Those that were given, and the precision that is usual on this device."""
+        from lerope.train.parallel import usual_precision
+
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return {"precision": usual_precision(device), **given}
+
 
 def train(
     rung: tyro.conf.Positional[str],
@@ -81,10 +86,7 @@ def train(
     from lerope.train.job import train as carry_out
 
     sys.path.append(os.getcwd())  # so that an encoding of one's own can lie beside the data
-    given: dict[str, Any] = {name: value for name, value in vars(changes).items() if value is not None}
-    if setup.device == "cpu":
-        given.setdefault("precision", "float32")
-    outcome = carry_out(recipe(rung, encoding, seed, **given), data, out, setup)
+    outcome = carry_out(recipe(rung, encoding, seed, **changes.given(setup.device)), data, out, setup)
     leave(0 if outcome.stopped_by is None else 128 + outcome.stopped_by)
 
 

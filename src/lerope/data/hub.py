@@ -15,11 +15,21 @@ class Dataset(NamedTuple):
     data_dir: str | None = None
     field: str = "text"
     split: str = "train"
+    code: bool = False
+    """Whether it is source code."""
+    validation: str | None = None
+    """The split that it has for validation."""
 
 
+VALIDATION_TOKENS = 10_000_000
+"""How much of a known dataset is for validation, unless something else is asked for.
+
+`lerope eval` reads all of it in float32: next to the training of the paper's smallest rung, 52M with 1.03 billion
+tokens, about 5 % of the time. With the whole of C4's validation split it would be 77 %.
+"""
 _KNOWN = {
-    "c4": Dataset("allenai/c4", config="en"),
-    "starcoder": Dataset("bigcode/starcoderdata", data_dir="python", field="content"),
+    "c4": Dataset("allenai/c4", config="en", validation="validation"),
+    "starcoder": Dataset("bigcode/starcoderdata", data_dir="python", field="content", code=True),
 }
 
 
@@ -28,8 +38,22 @@ def parse(source: str) -> Dataset:
     name, _, rest = source.partition(":")
     config, _, split = rest.partition(":")
     known = _KNOWN.get(name, Dataset(name))
-    changes = {"data_dir" if known.data_dir else "config": config, "split": split}
+    changes: dict[str, Any] = {"data_dir" if known.data_dir else "config": config, "split": split}
     return known._replace(**{name: value for name, value in changes.items() if value})
+
+
+def is_known(source: str) -> bool:
+    """Whether a dataset is one of those above."""
+    return source.partition(":")[0] in _KNOWN
+
+
+def own_validation(source: str) -> str | None:
+    """The validation split that goes with a dataset's training split, or None."""
+    dataset = parse(source)
+    if dataset.validation is None or dataset.split != "train":
+        return None
+    name, _, rest = source.partition(":")
+    return f"{name}:{rest.partition(':')[0] or dataset.config or ''}:{dataset.validation}"
 
 
 def read_dataset(source: str, start: int, field: str, skip_invalid: bool) -> Iterator[Record]:

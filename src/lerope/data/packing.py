@@ -1,12 +1,14 @@
 """Which tokens make up which row: pure functions of the documents' lengths, the seed and the row's number.
 
-Training rows: documents in shuffled order form one long stream, and row r is tokens [r L, r L + L) of it. A token's
-target is the next token of its document, so that every token but BOS is a target once an epoch, except the last few of
-the stream that fill no row. Validation rows: documents are cut into windows of at most L tokens, and windows share rows
-without being cut again.
+Training rows: documents in shuffled order form one long stream, which is cut into rows of L tokens, and the rows of an
+epoch come in a shuffled order of their own: neighbours in the stream are often of one long document, and a batch of
+them is a poor sample of the text. A token's target is the next token of its document, so that every token but BOS is a
+target once an epoch, except the last few of the stream that fill no row. Validation rows: documents are cut into
+windows of at most L tokens, and windows share rows without being cut again.
 """
 
 import bisect
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 Lengths = npt.NDArray[np.integer[Any]]
+
+_64_BITS = (1 << 64) - 1
+_ROUNDS = 8
+_ROWS = 0x726F7773
+"""Sets the order of rows apart from that of documents, which has the same seed and epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +50,7 @@ class Packing:
 
     def pieces(self, row: int) -> list[Piece]:
         """The inputs of a row."""
-        epoch, row = divmod(row, self.rows_per_epoch)
-        self._load(epoch)
-        start, stop = row * self.row_length, (row + 1) * self.row_length
+        start, stop = self._find(row)
         found = []
         index = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
@@ -57,11 +62,16 @@ class Packing:
 
     def num_targets(self, row: int) -> int:
         """How many of a row's targets count: all but those of the last tokens of documents that end in it."""
-        epoch, row = divmod(row, self.rows_per_epoch)
-        self._load(epoch)
-        start = row * self.row_length
-        first, last = np.searchsorted(self._ends, (start, start + self.row_length), side="right")
+        bounds = self._find(row)
+        first, last = np.searchsorted(self._ends, bounds, side="right")
         return self.row_length - int(last - first)
+
+    def _find(self, row: int) -> tuple[int, int]:
+        """Where a row starts and stops in its epoch's stream; loads that stream."""
+        epoch, number = divmod(row, self.rows_per_epoch)
+        self._load(epoch)
+        start = place(number, self.rows_per_epoch, self.seed, epoch) * self.row_length
+        return start, start + self.row_length
 
     def _load(self, epoch: int) -> None:
         """The order of documents in an epoch, and where each ends in that epoch's stream."""
@@ -71,23 +81,46 @@ class Packing:
             self._epoch = epoch
 
 
+def place(number: int, count: int, seed: int, epoch: int) -> int:
+    """Where number `number` of `count` rows goes in an epoch: a permutation computed for one row at a time.
+
+    A table would grow with the corpus, C4 has 10^8 rows. This is a Feistel network over pairs (left, right) of digits,
+    number = left * base + right, whose rounds add to one digit a hash of the other, which can be undone whatever the
+    hash. Pairs reach a little beyond `count`; one that leads there is followed until it comes back.
+    """
+    base = math.isqrt(count - 1) + 1
+    bases = (-(-count // base), base)
+    key = _key(seed, epoch) ^ _ROWS
+    while True:
+        digits = list(divmod(number, base))
+        for turn in range(_ROUNDS):
+            side = turn % 2
+            digits[side] = (digits[side] + _mix(_mix(key + turn) ^ digits[1 - side])) % bases[side]
+        number = digits[0] * base + digits[1]
+        if number < count:
+            return number
+
+
 def shuffled(count: int, seed: int, epoch: int) -> npt.NDArray[np.uint32]:
     """An order of `count` documents: sorted by a hash (splitmix64) of (seed, epoch, index).
 
     Written out rather than taken from a library's generator, so that it is the same in every version of everything.
     """
-    key = _mix(_mix(np.uint64(seed)) ^ np.uint64(epoch))
     with np.errstate(over="ignore"):
-        keys = _mix(np.arange(count, dtype=np.uint64) + key)
+        keys = _mix(np.arange(count, dtype=np.uint64) + np.uint64(_key(seed, epoch)))
     return np.argsort(keys, kind="stable").astype(np.uint32)
 
 
+def _key(seed: int, epoch: int) -> int:
+    return int(_mix(_mix(seed) ^ epoch))
+
+
 def _mix(x: Any) -> Any:
-    with np.errstate(over="ignore"):
-        x = x + np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return x ^ (x >> np.uint64(31))
+    """splitmix64's hash of a whole number, or of each of an array of uint64."""
+    x = (x + 0x9E3779B97F4A7C15) & _64_BITS
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _64_BITS
+    return x ^ (x >> 31)
 
 
 def windows(lengths: Lengths, row_length: int, max_tokens: int | None = None) -> list[Piece]:

@@ -8,25 +8,26 @@ from pathlib import Path
 
 import numpy as np
 
-from lerope.data.display import Display, Rate
-from lerope.data.files import locked, write_whole
-from lerope.data.resume import PROGRESS, Progress, compare, full_disk_explained
+from lerope.core.files import locked, write_whole
+from lerope.core.run import TOKENIZER
+from lerope.core.signals import Signals, Stopped
+from lerope.core.terminal import Display
+from lerope.data.resume import PROGRESS, Progress, Rate, compare, full_disk_explained
 from lerope.data.shards import (
     MANIFEST,
     SPLITS,
-    TOKENIZER,
     Manifest,
     Shard,
     SplitManifest,
     SplitName,
     SplitWriter,
+    limit_in_words,
     token_dtype,
     unigram_entropy,
 )
-from lerope.data.signals import Signals, Stopped
-from lerope.data.sources import Part, find_parts, parts_digest, read_part, sample
+from lerope.data.sources import Part, code_share, default_validation, find_parts, parts_digest, read_part, sample
 from lerope.data.tokenizer import VOCAB_SIZE, Tokenizer
-from lerope.data.training import check_sources, check_vocab_size, train_in_child
+from lerope.data.tokenizer_training import check_sources, check_vocab_size, train_in_child
 from lerope.data.workers import Batch, Encoded, WorkerDied, encode_batches
 
 VALIDATION_FRACTION = 0.01
@@ -48,6 +49,8 @@ def prepare(
     text_field: str | None = None,
     validation_fraction: float | None = None,
     validation: Sequence[str] = (),
+    max_tokens: int | None = None,
+    max_validation_tokens: int | None = None,
     skip_invalid: bool = False,
     num_workers: int | None = None,
 ) -> Manifest:
@@ -60,15 +63,25 @@ def prepare(
         vocab_size: pieces to train (32,000), or how many ids of the existing model to use (all).
         text_field: the field of JSON objects, rows or datasets that holds the text.
         validation_fraction: share of the documents, chosen by a hash of their text, for the validation split (0.01).
-        validation: sources of the validation split, instead of a share of `sources`.
+        validation: sources of the validation split, instead of a share of `sources`. With neither, it is the split
+            that known datasets have for it, or a share.
+        max_tokens: ends the training split with the document that reaches so many tokens (all).
+        max_validation_tokens: the same for the validation split (all; 10 million for known datasets with neither a
+            fraction nor sources for validation).
         skip_invalid: leave out documents that are not valid UTF-8, and count them.
         num_workers: processes that encode; as many as there are cores. The result does not depend on it.
 
     Raises:
         Stopped: after Ctrl-C or SIGTERM, with the progress saved.
     """
-    fraction = _fraction(validation_fraction, validation)
     check_sources(sources)
+    for name, limit in (("max_tokens", max_tokens), ("max_validation_tokens", max_validation_tokens)):
+        if limit is not None and limit < 1:
+            raise ValueError(f"{name} must be 1 or more; got {limit:,}.")
+    if not validation and validation_fraction is None:
+        validation, most = default_validation(sources)
+        max_validation_tokens = max_validation_tokens or most
+    fraction = _fraction(validation_fraction, validation)
     if num_workers is not None and num_workers < 1:
         raise ValueError(f"workers must be 1 or more; got {num_workers}.")
     check_vocab_size(vocab_size)
@@ -82,6 +95,8 @@ def prepare(
         "sources": list(sources),
         "validation": list(validation),
         "validation_fraction": fraction,
+        "max_tokens": max_tokens,
+        "max_validation_tokens": max_validation_tokens,
         "text_field": text_field,
         "skip_invalid": skip_invalid,
         "vocab_size": vocab_size,
@@ -103,7 +118,7 @@ def prepare(
             progress.save(directory)
             model = _make_tokenizer(directory, progress, tokenizer, training, signals, display)
             splits = _encode(directory, progress, model, parts, num_workers or _num_cores(), signals, display)
-            return _finish(directory, progress, model, splits)
+            return _finish(directory, progress, model, splits, code_share(training))
 
 
 def _fraction(validation_fraction: float | None, validation: Sequence[str]) -> float:
@@ -160,7 +175,7 @@ def _encode(
     signals: Signals,
     display: Display,
 ) -> dict[SplitName, list[Shard]]:
-    """Reads, encodes and writes all documents that are still to do."""
+    """Reads, encodes and writes all documents that are still to do: those for training, then those for validation."""
     dtype = token_dtype(tokenizer.vocab_size)
     writers = {split: SplitWriter(directory, split, dtype, progress.shards[split]) for split in SPLITS}
 
@@ -169,22 +184,29 @@ def _encode(
         progress.save(directory)
 
     sizes = [part.size for part, _ in parts]
-    rate = Rate(progress, None if None in sizes else sum(size or 0 for size in sizes))
+    rate = Rate(progress, None if None in sizes else sum(size or 0 for size in sizes), _limit(progress, "train"))
     saved = time.monotonic()
-    batches = _batches(parts, progress.part, progress.record)
-    fraction = progress.settings["validation_fraction"]
-    encoded = encode_batches(batches, str(directory / TOKENIZER), tokenizer.vocab_size, fraction, num_workers)
+    settings = (str(directory / TOKENIZER), tokenizer.vocab_size, progress.settings["validation_fraction"])
+    num_training = sum(split != "validation" for _, split in parts)
+    stages: list[tuple[SplitName, int, int]] = [("train", 0, num_training), ("validation", num_training, len(parts))]
     try:
-        with closing(encoded):
-            for batch, splits in encoded:
-                for split, done in splits.items():
-                    writers[split].append(done.tokens, done.lengths)
-                _count(progress, batch, splits)
-                display.show(rate.describe(progress))
-                signals.check()
-                if time.monotonic() > saved + _SAVE_SECONDS:
-                    save()
-                    saved = time.monotonic()
+        for wanted, begin, end in stages:
+            if _is_full(progress, wanted):
+                continue
+            batches = _batches(parts[:end], *max((progress.part, progress.record), (begin, 0)))
+            with closing(encode_batches(batches, *settings, num_workers)) as encoded:
+                for batch, splits in encoded:
+                    kept = {split: _up_to_limit(progress, split, done) for split, done in splits.items()}
+                    for split, done in kept.items():
+                        writers[split].append(done.tokens, done.lengths)
+                    _count(progress, batch, splits, kept)
+                    display.show(rate.describe(progress))
+                    signals.check()
+                    if time.monotonic() > saved + _SAVE_SECONDS:
+                        save()
+                        saved = time.monotonic()
+                    if _is_full(progress, wanted):
+                        break
     except WorkerDied:
         save()
         signals.check()  # one to the whole group of processes ends the workers too
@@ -221,17 +243,33 @@ def _batches(parts: Parts, first: int, record: int) -> Iterator[Batch]:
             texts, num_invalid, size = [], 0, 0
 
 
-def _count(progress: Progress, batch: Batch, splits: dict[SplitName, Encoded]) -> None:
-    for split, done in splits.items():
+def _limit(progress: Progress, split: SplitName) -> int | None:
+    limit: int | None = progress.settings["max_tokens" if split == "train" else "max_validation_tokens"]
+    return limit
+
+
+def _is_full(progress: Progress, split: SplitName) -> bool:
+    limit = _limit(progress, split)
+    return limit is not None and progress.num_tokens[split] >= limit
+
+
+def _up_to_limit(progress: Progress, split: SplitName, done: Encoded) -> Encoded:
+    """The documents there is room for: what is left out depends on the documents before it and on nothing else."""
+    limit = _limit(progress, split)
+    return done if limit is None else done.first(limit - progress.num_tokens[split])
+
+
+def _count(progress: Progress, batch: Batch, splits: dict[SplitName, Encoded], kept: dict[SplitName, Encoded]) -> None:
+    for split, done in kept.items():
         progress.num_documents[split] += len(done.lengths)
         progress.num_tokens[split] += len(done.tokens)
-        progress.num_bytes[split] += done.num_bytes
+        progress.num_bytes[split] += int(done.num_bytes.sum())
     progress.num_skipped += batch.num_documents - sum(len(done.lengths) for done in splits.values())
     progress.part, progress.record, progress.num_bytes_read = batch.part, batch.record, batch.num_bytes_read
 
 
 def _finish(
-    directory: Path, progress: Progress, tokenizer: Tokenizer, shards: dict[SplitName, list[Shard]]
+    directory: Path, progress: Progress, tokenizer: Tokenizer, shards: dict[SplitName, list[Shard]], code: float
 ) -> Manifest:
     """Writes the manifest, with which the corpus is complete."""
     settings = progress.settings
@@ -244,18 +282,21 @@ def _finish(
     for split, count in progress.num_documents.items():
         if not count:
             fix = "--validation sources with text" if settings["validation"] else "another --validation-fraction"
+            fix += "" if settings["validation"] or not settings["max_tokens"] else " or a larger --max-tokens"
             raise ValueError(
                 f"the {split} split is empty, all {total:,} documents are in the other; give {fix} and another --out."
             )
     named = ", ".join(settings["validation"])
+    made = named or f"{settings['validation_fraction']:g} of the documents, by a hash of their text"
     manifest = Manifest(
         sources=settings["sources"],
-        validation=named or f"{settings['validation_fraction']:g} of the documents, by a hash of their text",
+        validation=made + limit_in_words(progress.num_tokens["validation"], _limit(progress, "validation")),
         vocab_size=tokenizer.vocab_size,
         bos=tokenizer.bos,
         eos=tokenizer.eos,
         tokenizer_sha256=tokenizer.sha256,
         num_skipped=progress.num_skipped,
+        code_share=code,
         splits={
             split: SplitManifest(
                 num_documents=progress.num_documents[split],
@@ -263,6 +304,7 @@ def _finish(
                 num_bytes=progress.num_bytes[split],
                 unigram_entropy=_entropy(directory, shards[split], tokenizer.vocab_size),
                 shards=shards[split],
+                max_tokens=_limit(progress, split),
             )
             for split in SPLITS
         },

@@ -1,14 +1,15 @@
 """What a half-prepared corpus directory remembers."""
 
 import errno
-import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lerope.data.files import write_whole
+from lerope.core.files import read_json, write_json
+from lerope.core.terminal import duration
 from lerope.data.shards import SPLITS
 
 PROGRESS = "progress.json"
@@ -35,26 +36,18 @@ class Progress:
 
     def save(self, directory: Path) -> None:
         """Writes the file whole or not at all."""
-        write_whole(directory / PROGRESS, json.dumps(asdict(self)))
+        write_json(directory / PROGRESS, self)
 
     @classmethod
     def open(cls, directory: Path, settings: dict[str, Any]) -> "Progress":
         """The progress of a directory, which must have the same settings, or that of an empty one."""
         path = directory / PROGRESS
-        for partial in directory.glob(f".{PROGRESS}.*"):
-            partial.unlink()  # left by a process that was killed
         if not path.exists():
             others = sorted(other.name for other in directory.iterdir() if not other.name.startswith("."))
             if others and others != ["tokenizer.model"]:
                 raise ValueError(f"{directory} holds {others[0]!r}; name a new or an empty folder with --out.")
             return cls(settings=settings)
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(content, dict) or set(content) != {known.name for known in fields(cls)}:
-                raise ValueError("other fields than expected")
-        except ValueError as error:
-            raise ValueError(f"{path} is damaged ({error}); delete {directory} and prepare it anew.") from None
-        progress = cls(**content)
+        progress = read_json(path, cls, f"delete {directory} and prepare it anew")
         if progress.tokenizer_sha256 is None:
             return cls(settings=settings)  # nothing was made yet that other settings would spoil
         compare(progress.settings, settings, directory)
@@ -86,3 +79,30 @@ def full_disk_explained(directory: Path) -> Iterator[None]:
             f"the disk of {directory} is full; free some space and run the same command again, it goes on from what "
             f"is already prepared."
         ) from None
+
+
+class Rate:
+    """MB/s since the start, and the time left where the size of the whole or a limit is known."""
+
+    def __init__(self, progress: Progress, total: int | None, max_tokens: int | None) -> None:
+        self._total, self._max_tokens, self._begun = total, max_tokens, time.monotonic()
+        self._before, self._bytes = self._share(progress), sum(progress.num_bytes.values())
+
+    def describe(self, progress: Progress) -> str:
+        """A line of text."""
+        seconds = max(time.monotonic() - self._begun, 1e-3)
+        documents, num_bytes, tokens = (
+            sum(count.values()) for count in (progress.num_documents, progress.num_bytes, progress.num_tokens)
+        )
+        speed = (num_bytes - self._bytes) / 1e6 / seconds
+        text = f"{documents:,} documents, {num_bytes / 1e6:,.1f} MB, {tokens:,} tokens, {speed:.1f} MB/s"
+        share = self._share(progress)
+        if share <= self._before:
+            return text
+        left = seconds * (1 - share) / (share - self._before)
+        return f"{text}, {100 * share:.0f}%, {duration(left)} left"
+
+    def _share(self, progress: Progress) -> float:
+        """How much is done, of the bytes as they lie on the disk or of the training tokens, whichever ends first."""
+        read = progress.num_bytes_read / self._total if self._total else 0.0
+        return min(1.0, max(read, progress.num_tokens["train"] / self._max_tokens if self._max_tokens else 0.0))

@@ -9,14 +9,15 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from lerope.data.files import sha256_of, write_whole
+from lerope.core.files import parse_object, read_signed, sha256_of, write_signed, write_whole
+from lerope.core.run import TOKENIZER
 
 Tokens = npt.NDArray[np.integer[Any]]
 SplitName = Literal["train", "validation"]
@@ -24,10 +25,9 @@ Verify = Literal["changed", "all", "sizes"]
 SPLITS: tuple[SplitName, ...] = ("train", "validation")
 
 MANIFEST = "manifest.json"
-TOKENIZER = "tokenizer.model"
 SHARD_TOKENS = 1 << 28
 _VERIFIED = ".verified.json"
-_VERSION = 1
+_VERSION = 2
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -57,6 +57,15 @@ class SplitManifest:
     unigram_entropy: float
     """Nats per token of the split's own token frequencies: what a model that ignores all context could reach."""
     shards: list[Shard]
+    max_tokens: int | None = None
+    """The limit it was given; where it is reached, the split ends with that document and more text was left out."""
+
+
+def limit_in_words(num_tokens: int, max_tokens: int | None) -> str:
+    """What a split's limit has done to it, to be read after its counts; nothing where there is none."""
+    if max_tokens is None:
+        return ""
+    return f", {'cut short by' if num_tokens >= max_tokens else 'below'} the limit of {max_tokens:,} tokens"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +82,19 @@ class Manifest:
     tokenizer_sha256: str
     num_skipped: int
     """Documents left out because they were empty or, if that was asked for, not valid UTF-8."""
+    code_share: float
+    """How much of the training split's sources is source code, by bytes."""
     splits: dict[str, SplitManifest]
     settings: dict[str, Any] = field(default_factory=dict)
     """All else that `lerope data prepare` was asked for, by which it knows the same request again."""
     version: int = _VERSION
+
+    def __post_init__(self) -> None:
+        if self.version != _VERSION:
+            raise ValueError(f"version must be {_VERSION}, got {self.version}")
+        for split in SPLITS:
+            if split not in self.splits:
+                raise ValueError(f"splits.{split} is missing")
 
     def fingerprint(self) -> str:
         """A hash of the content alone: the tokenizer and the tokens of each split, in order."""
@@ -87,39 +105,23 @@ class Manifest:
 
     def save(self, directory: Path) -> None:
         """Writes the file whole or not at all."""
-        write_whole(directory / MANIFEST, json.dumps({**asdict(self), "fingerprint": self.fingerprint()}, indent=1))
+        write_signed(directory / MANIFEST, self)
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> "Manifest":
         """Reads and checks a manifest; whatever is wrong with it is one ValueError that names the file."""
         path = Path(directory) / MANIFEST
-        again = "prepare the data again with `lerope data prepare`"
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
-            raise ValueError(f"{path} does not exist; name a folder that `lerope data prepare` finished.") from None
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path} is not whole JSON ({error}); {again}.") from None
-        if not isinstance(content, dict) or content.get("version") != _VERSION:
-            version = content.get("version") if isinstance(content, dict) else None
-            raise ValueError(f"{path}: version must be {_VERSION}; got {version!r}, {again}.")
-        for name in sorted({"fingerprint", *(known.name for known in fields(cls))} ^ set(content)):
-            raise ValueError(f"{path}: field {name} is {'unknown' if name in content else 'missing'}; {again}.")
-        fingerprint = content.pop("fingerprint")
-        try:
-            for name, split in content["splits"].items():
-                shards = [Shard(**shard) for shard in split.pop("shards")]
-                content["splits"][name] = SplitManifest(**split, shards=shards)
-            result = cls(**content)
-            actual = result.fingerprint()
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}: splits is not what `lerope data prepare` writes ({error}); {again}.") from None
-        if actual != fingerprint:
-            raise ValueError(
-                f"{path}: fingerprint {str(fingerprint)[:12]} does not match the content ({actual[:12]}); the file was "
-                f"changed by hand or damaged, {again}."
-            )
-        return result
+        if not path.exists():
+            raise ValueError(f"{path} does not exist; name a folder that `lerope data prepare` finished.")
+        return read_signed(path, cls, "prepare the data again with `lerope data prepare`", _upgrade)
+
+
+def _upgrade(content: Any) -> None:
+    """The first version did not say how much of the text is code, and had no limits."""
+    if isinstance(content, dict) and content.get("version") == 1:
+        sources = content.get("sources")
+        is_code = isinstance(sources, list) and bool(sources) and all(source == "python:" for source in sources)
+        content.update(version=_VERSION, code_share=float(is_code))
 
 
 class SplitWriter:
@@ -262,10 +264,9 @@ def unigram_entropy(counts: Iterable[int] | npt.NDArray[np.int64]) -> float:
 
 def _read_verified(directory: Path) -> dict[str, Any]:
     try:
-        content = json.loads((directory / _VERIFIED).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return parse_object((directory / _VERIFIED).read_bytes()) or {}
+    except OSError:
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _write_verified(directory: Path, content: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,6 +64,19 @@ def find_parts(source: str, text_field: str | None = None, skip_invalid: bool = 
     return [_part(file, path, field, skip_invalid) for file in found]
 
 
+def default_validation(sources: Sequence[str]) -> tuple[list[str], int | None]:
+    """What the validation split is made of if nobody says, and how many tokens it has at most.
+
+    No sources: of documents held out from the others. Without a known dataset's name there is no limit either, because
+    the first documents of, say, a folder may be of another kind than the rest.
+    """
+    names = [source[3:] for source in sources if source.startswith("hf:") and hub.is_known(source[3:])]
+    if len(names) < len(sources):
+        return [], None
+    own = [hub.own_validation(name) for name in names]
+    return [] if None in own else [f"hf:{name}" for name in own], hub.VALIDATION_TOKENS
+
+
 def read_part(part: Part, start: int = 0) -> Iterator[Record]:
     """The records of a part, from a number on; whatever is wrong with it is one ValueError that says where."""
     if part.location.startswith("hf:"):
@@ -73,6 +86,15 @@ def read_part(part: Part, start: int = 0) -> Iterator[Record]:
         return read_text(path, start, part.skip_invalid)
     read = read_parquet if path.suffix == ".parquet" else read_jsonl
     return read(path, start, part.field, part.skip_invalid)
+
+
+def code_share(parts: Iterable[Part]) -> float:
+    """How much of some parts is source code, by bytes: Python files and datasets that are known to hold code."""
+    sizes = {True: 0, False: 0}
+    for part in parts:
+        is_code = hub.parse(part.location[3:]).code if part.location.startswith("hf:") else part.name.endswith(".py")
+        sizes[is_code] += part.size or 1
+    return sizes[True] / max(sum(sizes.values()), 1)
 
 
 def parts_digest(parts: Iterable[Part]) -> str:

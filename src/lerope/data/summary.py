@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lerope.data.packing import shuffled
-from lerope.data.shards import SPLITS, Corpus, Split
+from lerope.data.shards import SPLITS, Corpus, Split, limit_in_words
 from lerope.data.tokenizer import Tokenizer
 
 _SAMPLE_TOKENS = 100
@@ -41,6 +41,7 @@ def _split(split: Split, tokenizer: Tokenizer, num_samples: int) -> dict[str, An
     return {
         "num_documents": facts.num_documents,
         "num_tokens": facts.num_tokens,
+        "max_tokens": facts.max_tokens,
         "num_bytes": facts.num_bytes,
         "bytes_per_token": facts.num_bytes / max(facts.num_tokens, 1),
         "unigram_entropy": facts.unigram_entropy,
@@ -79,7 +80,8 @@ def describe(summary: dict[str, Any]) -> str:
         entropy = f"unigram entropy {split['unigram_entropy']:.3f} nats"
         per_token = f"{split['bytes_per_token']:.2f} bytes per token"
         counts = f"{split['num_documents']:,} documents, {split['num_tokens']:,} tokens"
-        lines += ["", f"{name}: {counts}, {split['num_bytes']:,} bytes, {per_token}, {entropy}"]
+        limit = limit_in_words(split["num_tokens"], split["max_tokens"])
+        lines += ["", f"{name}: {counts}, {split['num_bytes']:,} bytes, {per_token}, {entropy}{limit}"]
         most = max((row["documents"] for row in split["lengths"]), default=1)
         for row in split["lengths"]:
             bar = "#" * -(-_BAR * row["documents"] // most)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lerope.data.files import write_whole
+from lerope.core.files import write_whole
 from lerope.data.readers import missing_package
 from lerope.data.shards import Tokens, token_dtype
 

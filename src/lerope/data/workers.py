@@ -21,6 +21,7 @@ from lerope.data.shards import SPLITS, SplitName, Tokens
 from lerope.data.tokenizer import Tokenizer
 
 _POLL_SECONDS = 0.2
+_END_SECONDS = 5.0
 
 
 class Batch(NamedTuple):
@@ -43,7 +44,14 @@ class Encoded(NamedTuple):
     tokens: Tokens
     """End to end."""
     lengths: npt.NDArray[np.int64]
-    num_bytes: int
+    num_bytes: npt.NDArray[np.int64]
+    """Of each document's text."""
+
+    def first(self, num_tokens: int) -> "Encoded":
+        """The documents up to the one with which there are so many tokens; all where there are fewer."""
+        ends = np.cumsum(self.lengths)
+        count = int(np.searchsorted(ends, num_tokens)) + 1 if num_tokens > 0 else 0
+        return Encoded(self.tokens[: self.lengths[:count].sum()], self.lengths[:count], self.num_bytes[:count])
 
 
 class WorkerDied(Exception):  # noqa: N818 (what happened, like KeyboardInterrupt)
@@ -59,19 +67,26 @@ def split_of(text: str, validation_fraction: float) -> SplitName:
 def encode_batches(
     batches: Iterable[Batch], tokenizer: str, vocab_size: int, validation_fraction: float, num_workers: int
 ) -> Generator[tuple[Batch, dict[SplitName, Encoded]], None, None]:
-    """Encodes batches in processes and gives them back in order, a bounded number of them under way."""
+    """Encodes batches in processes and gives them back in order, a bounded number of them under way.
+
+    A ValueError of the batches is raised after all before it are given back: who has enough by then never meets it,
+    however many were under way.
+    """
     context = multiprocessing.get_context("spawn")  # no thread or lock of this process is copied
     arguments = (tokenizer, vocab_size, validation_fraction)
     pool = ProcessPoolExecutor(num_workers, context, initializer=_begin, initargs=arguments)
     under_way: deque[tuple[Batch, Future[dict[SplitName, Encoded]]]] = deque()
+    problems: list[ValueError] = []
     try:
-        for batch in batches:
+        for batch in _up_to_problem(batches, problems):
             with _without_interrupts():
                 under_way.append((batch._replace(texts=[]), pool.submit(_encode, batch.texts, batch.split)))
             if len(under_way) >= 2 * num_workers + 2:
                 yield _done(*under_way.popleft())
         while under_way:
             yield _done(*under_way.popleft())
+        for problem in problems:
+            raise problem
     except BrokenProcessPool:
         raise WorkerDied from None
     finally:
@@ -90,6 +105,7 @@ def run_in_child(function: Callable[..., None], *arguments: Any, wait: Callable[
         while not here.poll(_POLL_SECONDS):
             wait()
         message = here.recv()
+        child.join(_END_SECONDS)  # terminated, it would leave semaphores of `datasets` behind, and Python would say so
     except EOFError:
         raise WorkerDied from None
     finally:
@@ -97,6 +113,13 @@ def run_in_child(function: Callable[..., None], *arguments: Any, wait: Callable[
         child.join()
     if message is not None:
         raise ValueError(message)
+
+
+def _up_to_problem(batches: Iterable[Batch], problems: list[ValueError]) -> Iterator[Batch]:
+    try:
+        yield from batches
+    except ValueError as problem:
+        problems.append(problem)
 
 
 def _done(batch: Batch, future: Future[dict[SplitName, Encoded]]) -> tuple[Batch, dict[SplitName, Encoded]]:
@@ -157,5 +180,6 @@ def _encode(texts: list[str], split: SplitName | None) -> dict[SplitName, Encode
         arrays = _tokenizer.encode(documents)
         if arrays:
             lengths = np.array([len(array) for array in arrays], np.int64)
-            encoded[name] = Encoded(np.concatenate(arrays), lengths, sum(len(text.encode()) for text in documents))
+            num_bytes = np.array([len(text.encode()) for text in documents], np.int64)
+            encoded[name] = Encoded(np.concatenate(arrays), lengths, num_bytes)
     return encoded

@@ -8,12 +8,12 @@ from typing import Protocol
 
 import numpy as np
 
-from lerope.data.files import sha256_of
+from lerope.core.files import sha256_of
+from lerope.core.run import TOKENIZER, Run
 from lerope.data.packing import Lengths
-from lerope.data.shards import TOKENIZER, Corpus, Tokens, Verify
+from lerope.data.shards import Corpus, Tokens, Verify
 from lerope.data.sources import find_parts, read_part
 from lerope.data.tokenizer import Tokenizer
-from lerope.runs import Run
 
 
 class Source(Protocol):
@@ -55,12 +55,12 @@ class Texts:
 
 def validation_documents(run: Run, data: Path | None = None, verify: Verify = "changed") -> Documents:
     """The validation split that a run was trained beside, or that of another corpus with the same tokenizer."""
-    own = Path(run.starts[-1]["data"])
+    own = Path(run.starts[-1].data)
     if data is None and not own.exists():
         raise ValueError(f"{own}, the data of {run.path}, does not exist here; name its folder with --data.")
     corpus = Corpus(own if data is None else data, verify)
     fingerprint = corpus.manifest.fingerprint()
-    is_own = fingerprint == run.identity["data"]
+    is_own = fingerprint == run.identity.data
     if data is None and not is_own:
         raise ValueError(
             f"{own} has changed since {run.path} was trained on it; restore it, or name another corpus with --data."
@@ -79,7 +79,7 @@ def outside_documents(run: Run, sources: Sequence[str], max_tokens: int | None =
 
     No more is read than it takes to reach `max_tokens`.
     """
-    tokenizer = Tokenizer(run.path / "model" / TOKENIZER, run.recipe["model"]["vocab_size"])
+    tokenizer = Tokenizer(run.path / "model" / TOKENIZER, run.recipe.model.vocab_size)
     tokens: list[Tokens] = []
     digest = hashlib.sha256(tokenizer.sha256.encode())
     num_bytes = num_tokens = 0

@@ -5,21 +5,21 @@ they are scored once.
 """
 
 import math
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from lerope.data.files import locked
+from lerope.core.checks import check_count, check_number
+from lerope.core.run import Run, finished_run
 from lerope.data.packing import Piece
 from lerope.evaluate.losses import Floats64, position_sums, window_losses
-from lerope.evaluate.perplexity import Request, document_words, perplexity, select
+from lerope.evaluate.measuring import Measurement, file_name
+from lerope.evaluate.perplexity import EvalRequest, document_words, perplexity, select
 from lerope.evaluate.scorer import Scorer, Stretch
-from lerope.evaluate.work import Floats, file_name, partial_file, remove_partial, save_arrays, saved
+from lerope.evaluate.work import Floats
 from lerope.model.saved import load_model
-from lerope.results import Extrapolation, ExtrapolationBin, ExtrapolationRow
-from lerope.rotary.frequencies import check_count, check_number
-from lerope.runs import RESULTS, Run, finished_run
+from lerope.results import Arrays, Extrapolation, ExtrapolationBin, ExtrapolationRow
 from lerope.train.parallel import start_ranks
 from lerope.train.rundir import provenance
 
@@ -54,7 +54,7 @@ def stretches(temperatures: tuple[float, ...], dominant_band: int | None) -> lis
 def extrapolate(
     path: Path,
     to: int,
-    request: Request | None = None,
+    request: EvalRequest | None = None,
     temperatures: tuple[float, ...] = TEMPERATURES,
     dominant_band: int | None = None,
 ) -> Extrapolation:
@@ -67,10 +67,10 @@ def extrapolate(
         temperatures: coefficients c of YaRN's temperature.
         dominant_band: which band that is (see `lerope.analyze.bands`); None leaves this way out.
     """
-    request = request or Request()
+    request = request or EvalRequest()
     ranks = start_ranks(request.device)
     run = ranks.together(lambda: finished_run(path))
-    train_length = int(run.recipe["row_length"])
+    train_length = run.recipe.row_length
     if check_count("to", to) <= train_length:
         raise ValueError(f"to must be above the train length of {train_length:,} tokens; got {to:,}.")
     for c in temperatures:
@@ -87,25 +87,21 @@ def extrapolate(
         "temperatures": list(temperatures),
         "dominant_band": dominant_band,
     }
-    results = run.path / RESULTS
     words = [*document_words(documents), *[str(to)] * (to != 2 * train_length)]
     words += [f"first{request.max_tokens}"] * (request.max_tokens is not None)
     words += [request.precision] * (request.precision != "float32")
-    file = results / file_name("extrapolation", *words)
+    file = run.results / file_name("extrapolation", *words)
     pieces = ranks.together(lambda: select(documents, to, truncate=True, max_tokens=request.max_tokens))
-    with ExitStack() as held:
-        ranks.first(lambda: held.enter_context(locked(results)))
-        found = ranks.first(lambda: saved(Extrapolation, file, run, settings))
-        if found is not None:
-            ranks.first(lambda: remove_partial(file))
-            return found
-        short = [piece for piece in pieces if piece.stop <= train_length]
-        long = [piece for piece in pieces if piece.stop > train_length]
-        if not long:
-            raise ValueError(
-                f"{documents.name} has no document longer than the train length of {train_length:,} tokens; score "
-                "other documents with --data or --text, or more of them with --max-tokens."
-            )
+    short = [piece for piece in pieces if piece.stop <= train_length]
+    long = [piece for piece in pieces if piece.stop > train_length]
+    if not long:
+        raise ValueError(
+            f"{documents.name} has no document longer than the train length of {train_length:,} tokens; score "
+            "other documents with --data or --text, or more of them with --max-tokens."
+        )
+    measurement = Measurement(Extrapolation, file, run.label, settings, ranks)
+
+    def measure() -> Callable[[], tuple[Extrapolation, Arrays]]:
         model = ranks.together(lambda: load_model(run.path))
 
         def score(stretch: Stretch, some: list[Piece], label: str) -> list[Floats]:
@@ -117,20 +113,16 @@ def extrapolate(
                 documents.source,
                 some,
                 ranks=ranks,
-                partial=partial_file(file, run, [settings, label]),
+                partial=measurement.partial(label),
                 label=f"{run.name}, {label}",
                 batch_tokens=request.batch_tokens,
             )
 
         same = score(Stretch(), short, "documents within the train length") if short else []
         ways = [Way(how, score(how, long, name(how))) for how in stretches(temperatures, dominant_band)]
+        return lambda: _summarise(run, settings, same, ways, to, train_length)
 
-        def finish() -> Extrapolation:
-            result = _summarise(run, settings, same, ways, to, train_length, file)
-            remove_partial(file)
-            return result
-
-        return ranks.first(finish)
+    return measurement.carry_out(measure)
 
 
 def name(stretch: Stretch) -> str:
@@ -142,8 +134,8 @@ def name(stretch: Stretch) -> str:
 
 
 def _summarise(
-    run: Run, settings: dict[str, Any], same: list[Floats], ways: list[Way], to: int, train_length: int, file: Path
-) -> Extrapolation:
+    run: Run, settings: dict[str, Any], same: list[Floats], ways: list[Way], to: int, train_length: int
+) -> tuple[Extrapolation, Arrays]:
     rows: list[ExtrapolationRow] = []
     bins: list[ExtrapolationBin] = []
     curves: dict[str, Floats64] = {}
@@ -163,10 +155,8 @@ def _summarise(
             rows.append(_row(label, len(chosen), sums, counts, train_length))
             bins += _bins(label, sums, counts, to)
             curves |= {f"{selection}.{number}.sums": sums, f"{selection}.{number}.counts": counts}
-    save_arrays(file, curves)
     result = Extrapolation(run=run.label, settings=settings, provenance=provenance(), ways=rows, by_position=bins)
-    result.save(file)
-    return result
+    return result, curves
 
 
 def _row(

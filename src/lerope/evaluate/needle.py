@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,20 +10,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lerope.data.files import locked
-from lerope.data.shards import TOKENIZER
+from lerope.core.checks import check_choice, check_count, check_number
+from lerope.core.recipe import Precision
+from lerope.core.run import TOKENIZER, Run, finished_run
 from lerope.data.tokenizer import Tokenizer
 from lerope.evaluate.answers import DISTRACTOR, GOLD, OTHER, Place, ask_all
 from lerope.evaluate.filler import load_filler
 from lerope.evaluate.haystack import Haystacks, Prompt
+from lerope.evaluate.measuring import Measurement, file_name
 from lerope.evaluate.scorer import Scorer, Stretch
-from lerope.evaluate.work import Floats, file_name, partial_file, remove_partial, save_arrays, saved
-from lerope.model.accounting import Precision
+from lerope.evaluate.work import Floats
 from lerope.model.saved import load_model
-from lerope.results import Needle, NeedleCell, NeedleLeftOut
+from lerope.results import Arrays, Needle, NeedleCell, NeedleLeftOut
 from lerope.rotary.extension import Method
-from lerope.rotary.frequencies import check_choice, check_count, check_number
-from lerope.runs import RESULTS, Run, finished_run
 from lerope.train.parallel import start_ranks
 from lerope.train.rundir import provenance
 
@@ -35,7 +34,7 @@ _NORMAL_95 = 1.959963984540054
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class NeedleRequest:
     """Which prompts to ask a run, and how; all of it but the device and the batch is part of the result."""
 
     samples: int = 100
@@ -126,13 +125,13 @@ class Plan:
         return digest.hexdigest()
 
 
-def plan(run: Run, request: Request) -> Plan:
+def plan(run: Run, request: NeedleRequest) -> Plan:
     """Finds out which prompts there are; kinds whose needles do not fit are left out."""
-    tokenizer = Tokenizer(run.path / "model" / TOKENIZER, run.recipe["model"]["vocab_size"])
+    tokenizer = Tokenizer(run.model / TOKENIZER, run.recipe.model.vocab_size)
     haystacks = Haystacks(tokenizer, load_filler(request.filler), request.seed)
     places: list[Place] = []
     left_out: list[NeedleLeftOut] = []
-    lengths = request.lengths(int(run.recipe["row_length"]))
+    lengths = request.lengths(run.recipe.row_length)
     for length in lengths:
         for number in request.num_distractors:
             if not haystacks.fits(length, number):
@@ -148,28 +147,23 @@ def plan(run: Run, request: Request) -> Plan:
     return Plan(haystacks, places, left_out)
 
 
-def needle(path: Path, request: Request | None = None) -> Needle:
+def needle(path: Path, request: NeedleRequest | None = None) -> Needle:
     """Tests a finished run and leaves `results/needle.json`, with `to` `needle-long.json`, and each prompt's outcome.
 
     Asked again the same, it returns what is there. The file of another filler or method than the usual has it in its
     name.
     """
-    request = request or Request()
+    request = request or NeedleRequest()
     ranks = start_ranks(request.device)
     run = ranks.together(lambda: finished_run(path))
     work = ranks.together(lambda: plan(run, request))
     settings = _settings(run, request, work)
-    results = run.path / RESULTS
-    file = results / _name(request, work)
-    with ExitStack() as held:
-        ranks.first(lambda: held.enter_context(locked(results)))
-        found = ranks.first(lambda: saved(Needle, file, run, settings))
-        if found is not None:
-            ranks.first(lambda: remove_partial(file))
-            return found
+    measurement = Measurement(Needle, run.results / _name(request, work), run.label, settings, ranks)
+
+    def measure() -> Callable[[], tuple[Needle, Arrays]]:
         scorer = Scorer(
             ranks.together(lambda: load_model(run.path)),
-            train_length=int(run.recipe["row_length"]),
+            train_length=run.recipe.row_length,
             device=ranks.device,
             precision=request.precision,
             stretch=_stretch(request),
@@ -179,17 +173,13 @@ def needle(path: Path, request: Request | None = None) -> Needle:
             work.prompt,
             work.places,
             ranks=ranks,
-            partial=partial_file(file, run, settings),
+            partial=measurement.partial(),
             label=f"{run.name}, needles",
             batch_tokens=request.batch_tokens,
         )
+        return lambda: _summarise(run, settings, work, records)
 
-        def finish() -> Needle:
-            result = _summarise(run, settings, work, records, file)
-            remove_partial(file)
-            return result
-
-        return ranks.first(finish)
+    return measurement.carry_out(measure)
 
 
 def wilson(count: int, total: int) -> tuple[float, float]:
@@ -200,12 +190,12 @@ def wilson(count: int, total: int) -> tuple[float, float]:
     return (0.0 if count == 0 else middle - half), (1.0 if count == total else middle + half)
 
 
-def _settings(run: Run, request: Request, work: Plan) -> dict[str, Any]:
+def _settings(run: Run, request: NeedleRequest, work: Plan) -> dict[str, Any]:
     beyond: dict[str, Any] = {}
     if (stretch := _stretch(request)) is not None:
         beyond = {"to": request.to, **vars(stretch)}
     return {
-        "train_length": int(run.recipe["row_length"]),
+        "train_length": run.recipe.row_length,
         "samples": request.samples,
         "distractors": list(request.num_distractors),
         "depths": list(request.depths),
@@ -220,7 +210,7 @@ def _settings(run: Run, request: Request, work: Plan) -> dict[str, Any]:
     }
 
 
-def _stretch(request: Request) -> Stretch | None:
+def _stretch(request: NeedleRequest) -> Stretch | None:
     if request.to is None:
         return None
     method = request.method or "yarn"
@@ -228,8 +218,8 @@ def _stretch(request: Request) -> Stretch | None:
     return Stretch(method=method, temperature=temperature, dominant_band=request.dominant_band)
 
 
-def _name(request: Request, work: Plan) -> str:
-    usual = Request(to=request.to)
+def _name(request: NeedleRequest, work: Plan) -> str:
+    usual = NeedleRequest(to=request.to)
     words = [] if request.to is None else ["long"]
     words += [str(request.to)] * (request.to is not None and request.to != _LONGEST)
     words += [str(request.method)] * (request.method not in (None, "yarn"))
@@ -242,8 +232,8 @@ def _name(request: Request, work: Plan) -> str:
     return file_name("needle", *words)
 
 
-def _summarise(run: Run, settings: dict[str, Any], work: Plan, records: Floats, file: Path) -> Needle:
-    """Writes the outcome of each prompt, then what they come to."""
+def _summarise(run: Run, settings: dict[str, Any], work: Plan, records: Floats) -> tuple[Needle, Arrays]:
+    """What prompts come to, and the outcome of each."""
     columns: dict[str, npt.NDArray[Any]] = {
         "length": np.array([place.length for place in work.places], np.int32),
         "num_distractors": np.array([place.num_distractors for place in work.places], np.int32),
@@ -254,7 +244,6 @@ def _summarise(run: Run, settings: dict[str, Any], work: Plan, records: Floats, 
         "margin": np.ascontiguousarray(records[:, 2]),
         "worst_margin": np.ascontiguousarray(records[:, 3]),
     }
-    save_arrays(file, columns)
     groups: dict[tuple[int, int, float | None], list[int]] = {}
     for index, place in enumerate(work.places):
         for depth in (place.depth, None):
@@ -268,8 +257,7 @@ def _summarise(run: Run, settings: dict[str, Any], work: Plan, records: Floats, 
         totals=[cell for cell in cells if cell["depth"] is None],
         left_out=work.left_out,
     )
-    result.save(file)
-    return result
+    return result, columns
 
 
 def _cell(length: int, num_distractors: int, depth: float | None, records: Floats) -> NeedleCell:

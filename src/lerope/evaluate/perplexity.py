@@ -1,27 +1,26 @@
 """Loss and perplexity of a run over documents that are not packed."""
 
 import math
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import safe_open
 
-from lerope.data.files import locked
+from lerope.core.checks import check_count
+from lerope.core.recipe import Precision
+from lerope.core.run import Run, finished_run
 from lerope.data.packing import Piece, windows
 from lerope.data.shards import Verify
 from lerope.evaluate.documents import Documents, outside_documents, validation_documents
 from lerope.evaluate.losses import position_sums, window_losses
+from lerope.evaluate.measuring import Measurement, file_name
 from lerope.evaluate.scorer import Scorer
-from lerope.evaluate.work import Floats, file_name, partial_file, remove_partial, save_arrays, saved
-from lerope.model.accounting import Precision
+from lerope.evaluate.work import Floats
 from lerope.model.saved import load_model
-from lerope.results import Evaluation, PositionBin
-from lerope.rotary.frequencies import check_count
-from lerope.runs import RESULTS, Run, finished_run
+from lerope.results import Arrays, Evaluation, PositionBin
 from lerope.train.parallel import Ranks, start_ranks
 from lerope.train.rundir import provenance
 
@@ -29,7 +28,7 @@ _NUM_BINS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class EvalRequest:
     """What to evaluate a run on, and how; all of it but the device and the batch is part of the result."""
 
     data: Path | None = None
@@ -66,21 +65,21 @@ class Request:
 
         if ranks is None or ranks.num_ranks == 1:
             return read("changed")
-        ranks.first(lambda: read("changed").name)
+        ranks.on_main(lambda: read("changed").name)
         return ranks.together(lambda: read("sizes"))
 
 
-def evaluate(path: Path, request: Request | None = None) -> Evaluation:
+def evaluate(path: Path, request: EvalRequest | None = None) -> Evaluation:
     """Scores a finished run and leaves `results/eval.json` with the loss of every token beside it.
 
     What is there is not scored again: neither the same request nor fewer tokens of it. The file of a request that is
     not as usual has more in its name: what it was scored on, `truncated`, the length, the precision.
     """
-    request = request or Request()
+    request = request or EvalRequest()
     ranks = start_ranks(request.device)
     run = ranks.together(lambda: finished_run(path))
     documents = request.documents(run, ranks)
-    length = request.length or int(run.recipe["row_length"])
+    length = request.length or run.recipe.row_length
     settings = {
         "documents": documents.name,
         "fingerprint": documents.fingerprint,
@@ -89,14 +88,11 @@ def evaluate(path: Path, request: Request | None = None) -> Evaluation:
         "max_tokens": request.max_tokens,
         "precision": request.precision,
     }
-    results = run.path / RESULTS
-    file = results / _name(request, documents, length != run.recipe["row_length"])
+    file = run.results / _name(request, documents, length != run.recipe.row_length)
     pieces = ranks.together(lambda: select(documents, length, request.truncate, request.max_tokens))
-    with ExitStack() as held:
-        ranks.first(lambda: held.enter_context(locked(results)))
-        found = ranks.first(lambda: _known(file, run, settings, documents, pieces))
-        if found is not None:
-            return found
+    measurement = Measurement(Evaluation, file, run.label, settings, ranks)
+
+    def measure() -> Callable[[], tuple[Evaluation, Arrays]]:
         scorer = Scorer(
             ranks.together(lambda: load_model(run.path)),
             train_length=length,
@@ -108,19 +104,16 @@ def evaluate(path: Path, request: Request | None = None) -> Evaluation:
             documents.source,
             pieces,
             ranks=ranks,
-            partial=partial_file(file, run, settings),
+            partial=measurement.partial(),
             label=f"{run.name}, {documents.name}",
             batch_tokens=request.batch_tokens,
         )
+        return lambda: (
+            summarise(run, settings, documents, pieces, losses),
+            {"losses": np.concatenate(losses), "ends": _ends(pieces)},
+        )
 
-        def finish() -> Evaluation:
-            result = summarise(run, settings, documents, pieces, losses)
-            save_arrays(file, {"losses": np.concatenate(losses), "ends": _ends(pieces)})
-            result.save(file)
-            remove_partial(file)
-            return result
-
-        return ranks.first(finish)
+    return measurement.carry_out(measure, lambda: _known(measurement, run, documents, pieces))
 
 
 def select(documents: Documents, length: int, truncate: bool, max_tokens: int | None) -> list[Piece]:
@@ -137,7 +130,7 @@ def document_words(documents: Documents) -> list[str]:
     return [] if documents.is_own else [documents.name, documents.fingerprint[:8]]
 
 
-def _name(request: Request, documents: Documents, other_length: bool) -> str:
+def _name(request: EvalRequest, documents: Documents, other_length: bool) -> str:
     words = document_words(documents)
     words += ["truncated"] * request.truncate
     words += [str(request.length)] * other_length
@@ -146,22 +139,20 @@ def _name(request: Request, documents: Documents, other_length: bool) -> str:
 
 
 def _known(
-    file: Path, run: Run, settings: dict[str, Any], documents: Documents, pieces: list[Piece]
+    measurement: Measurement[Evaluation], run: Run, documents: Documents, pieces: list[Piece]
 ) -> Evaluation | None:
     """What an earlier evaluation of the same or of more tokens says."""
+    file, settings = measurement.file, measurement.settings
     try:
-        before = Evaluation.load(file)
+        most, wanted = Evaluation.load(file).settings.get("max_tokens"), settings["max_tokens"]
     except ValueError:
         return None
-    most, wanted = before.settings.get("max_tokens"), settings["max_tokens"]
     if most != wanted and (wanted is None or (most is not None and most < wanted)):
         return None
-    if saved(Evaluation, file, run, {**settings, "max_tokens": most}) is None:
-        return None
-    remove_partial(file)
-    if most == wanted:
+    before = measurement.saved(max_tokens=most)
+    if before is None or most == wanted:
         return before
-    with safe_open(file.with_suffix(".safetensors"), "numpy") as arrays:
+    with before.open_arrays(file, "losses") as arrays:
         losses = arrays.get_slice("losses")[: int(_ends(pieces)[-1])]
     split = np.split(losses, np.cumsum([piece.stop - piece.start for piece in pieces])[:-1])
     return replace(summarise(run, settings, documents, pieces, split), provenance=before.provenance)

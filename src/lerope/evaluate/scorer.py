@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from lerope.core.recipe import Precision
 from lerope.data.shards import Tokens
-from lerope.model.accounting import Precision
 from lerope.model.attention import Backend, DocumentMask
 from lerope.model.transformer import Transformer
 from lerope.rotary.extension import Method, extend

@@ -4,31 +4,21 @@ Items are worked on in an order that depends on their lengths alone, and what co
 that order. So a file that was cut off anywhere says how far the work is, whatever the batch size or number of ranks.
 """
 
-import glob
-import hashlib
-import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
-from lerope.data.display import Display, duration
-from lerope.data.signals import Signals, Stopped
-from lerope.results import RunResult
-from lerope.runs import Run
+from lerope.core.signals import Signals, Stopped
+from lerope.core.terminal import Display, duration
 from lerope.train.parallel import Ranks
 
 Floats = npt.NDArray[np.float32]
-Kind = TypeVar("Kind", bound=RunResult)
 
 _BATCH_TOKENS = 8192
 # 32,768 tokens for each 24 GB of a GPU, at most four times that.
@@ -51,13 +41,13 @@ def in_batches(
         lengths: tokens of each item.
         num_values: how many values each item has.
         start: begins to work on some items and returns a function that waits for their values, end to end.
-        partial: a file for values on their way; what it has is not computed again. The caller removes it.
+        partial: a file for values on their way; what it has is not computed again.
         label: what to call the work while it goes on.
         batch_tokens: tokens that go through the model at once, on each rank; as many as are useful unless given.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     ends = np.cumsum([num_values[index] for index in order])
-    finished = ranks.first(lambda: _trim(partial, ends))
+    finished = ranks.on_main(lambda: _trim(partial, ends))
     limit = batch_tokens or useful_batch_tokens(ranks.device)
     batches = list(_batches(order[finished:], lengths, limit))
     tokens = [sum(lengths[index] for index in batch) for batch in batches]
@@ -90,53 +80,6 @@ def useful_batch_tokens(device: torch.device) -> int:
         return _BATCH_TOKENS
     bytes_there = torch.cuda.get_device_properties(device).total_memory
     return _GPU_BATCH_TOKENS * int(min(4, max(1, bytes_there / _GPU_BYTES)))
-
-
-def partial_file(file: Path, run: Run, work: Any) -> Path:
-    """Where values on their way to a result lie; the name says of which work."""
-    digest = hashlib.sha256(json.dumps([_training(run.label), work]).encode()).hexdigest()[:16]
-    return file.with_name(f".{file.stem}.{digest}.partial")
-
-
-def remove_partial(file: Path) -> None:
-    """Removes what lies around of work on a result that is there."""
-    for path in file.parent.glob(f".{glob.escape(file.stem)}.*.partial"):
-        path.unlink()
-
-
-def file_name(kind: str, *words: str) -> str:
-    """The name of a result: its kind, and a word for everything that is not as usual."""
-    cleaned = (re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-.")[:60] for word in words)
-    return "-".join([kind, *filter(None, cleaned)]) + ".json"
-
-
-def saved(kind: type[Kind], file: Path, run: Run, settings: dict[str, Any]) -> Kind | None:
-    """The result of the same request to the same training, if it is there and the file beside it is whole."""
-    try:
-        found = kind.load(file)
-        with safe_open(file.with_suffix(".safetensors"), "numpy"):
-            pass
-    except (ValueError, OSError, SafetensorError):
-        return None
-    return found if found.settings == settings and _training(found.run) == _training(run.label) else None
-
-
-def save_arrays(file: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
-    """Writes the file beside a result, whole or not at all."""
-    target = file.with_suffix(".safetensors")
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        save_file(arrays, partial)
-        partial.replace(target)
-    except SafetensorError as error:
-        raise OSError(str(error)) from None
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _training(label: dict[str, Any]) -> dict[str, Any]:
-    """What a run's label says about the training itself; a folder may be renamed."""
-    return {name: value for name, value in label.items() if name != "name"}
 
 
 @contextmanager

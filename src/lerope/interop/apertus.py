@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lerope.interop.recipe import longrope_config
-from lerope.model.config import ModelConfig
+from lerope.core.ladder import ModelConfig
+from lerope.interop.longrope import longrope_config
 from lerope.model.transformer import Transformer
 from lerope.rotary.artifact import Frequencies
 from lerope.rotary.encodings import Encoding, FrozenRoPE

@@ -25,10 +25,11 @@ from transformers import (
 )
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
+from lerope.core.ladder import ModelConfig
+from lerope.core.run import CONFIG
 from lerope.interop.files import staged
 from lerope.interop.tokenizer import Pieces, tokenizer_files
-from lerope.model.config import ModelConfig
-from lerope.model.saved import CONFIG, load_model, save_model
+from lerope.model.saved import load_model, save_model
 from lerope.model.transformer import Transformer
 from lerope.rotary.encodings import FrozenRoPE
 

@@ -19,16 +19,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from lerope.core.checks import check_choice, check_count
+from lerope.core.run import CONFIG, FREQUENCIES, RUN, WEIGHTS, provenance, read_run
 from lerope.interop.apertus import apertus_config, apertus_frequencies, apertus_weights, extended_frequencies
 from lerope.interop.files import flush
-from lerope.interop.recipe import longrope_config
+from lerope.interop.longrope import longrope_config
 from lerope.interop.temperature import folded
 from lerope.interop.tokenizer import Pieces, tokenizer_files
-from lerope.model.saved import CONFIG, FREQUENCIES, WEIGHTS, load_model
+from lerope.model.saved import load_model
 from lerope.model.transformer import Transformer
 from lerope.rotary.extension import Extension, Method, extend
-from lerope.rotary.frequencies import check_choice, check_count
-from lerope.runs import RUN, provenance, read_run
 
 Format = Literal["hf", "gguf"]
 Dtype = Literal["float32", "bfloat16"]
@@ -40,7 +40,7 @@ _RECORD = ("kind", "format", "dtype", "length", "logit_scale", "attention_factor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ExportRequest:
     """What an export shall be; see `export`."""
 
     format: Format
@@ -98,7 +98,7 @@ def export(
     Example:
         lerope.export("runs/52M-lerope-42", "served/52M", format="hf", length=8192, method="yarn")
     """
-    request = Request(
+    request = ExportRequest(
         format=format,
         length=length,
         method=method,
@@ -133,7 +133,7 @@ class _Source:
     label: dict[str, Any] | None
 
 
-def _of_run(path: Path, request: Request) -> _Source:
+def _of_run(path: Path, request: ExportRequest) -> _Source:
     model = load_model(path)
     folder = path / "model" if (path / "model" / CONFIG).is_file() else path
     if request.train_length is not None:
@@ -152,7 +152,7 @@ def _of_run(path: Path, request: Request) -> _Source:
     )
 
 
-def _in_memory(model: Transformer, request: Request) -> _Source:
+def _in_memory(model: Transformer, request: ExportRequest) -> _Source:
     if request.train_length is None:
         raise ValueError("train_length must be given for a model in memory: the tokens of a row in its training.")
     if request.tokenizer is None:
@@ -165,7 +165,7 @@ def _in_memory(model: Transformer, request: Request) -> _Source:
     return _Source(model=model, train_length=request.train_length, pieces=pieces, label=None)
 
 
-def _export_ladder(source: _Source, folder: Path, request: Request) -> None:
+def _export_ladder(source: _Source, folder: Path, request: ExportRequest) -> None:
     model, pieces = source.model, source.pieces
     if model.config.activation != "relu2":
         if request.format == "gguf":
@@ -218,7 +218,7 @@ def _write_folder(folder: Path, config: dict[str, Any], weights: dict[str, Tenso
             (folder / name).write_text(text + "\n", encoding="utf-8")
 
 
-def _extension(frequencies: Tensor, train_length: int, request: Request) -> Extension:
+def _extension(frequencies: Tensor, train_length: int, request: ExportRequest) -> Extension:
     """Frequencies at the length that was asked for; as they are if none was."""
     if request.length is None:
         return Extension(frequencies, 1.0)
@@ -234,7 +234,7 @@ def _extension(frequencies: Tensor, train_length: int, request: Request) -> Exte
     )
 
 
-def _export_converted(model: Any, folder: Path, request: Request) -> None:
+def _export_converted(model: Any, folder: Path, request: ExportRequest) -> None:
     """A converted transformers model: its own folder, with the recipe's config, and what an extension changes."""
     from lerope.interop.huggingface import SHARED, rotary_of
 
@@ -280,7 +280,7 @@ def _export_converted(model: Any, folder: Path, request: Request) -> None:
     _write_record(folder, request, train_length, extension.logit_scale, made)
 
 
-def _check_converted(model: Any, request: Request) -> None:
+def _check_converted(model: Any, request: ExportRequest) -> None:
     """Raises unless this is a model that `lerope.convert` made, with weights of its own."""
     from lerope.interop.huggingface import Rotary
 
@@ -296,7 +296,7 @@ def _check_converted(model: Any, request: Request) -> None:
         raise ValueError("dtype is for ladder models; call model.to(dtype) before exporting a converted one.")
 
 
-def _save_tokenizer(model: Any, folder: Path, request: Request) -> None:
+def _save_tokenizer(model: Any, folder: Path, request: ExportRequest) -> None:
     tokenizer = request.tokenizer
     home = Path(str(getattr(model.config, "_name_or_path", "") or "."))
     if tokenizer is None and any(home.glob("tokenizer*")) and str(home) != ".":
@@ -311,7 +311,9 @@ def _save_tokenizer(model: Any, folder: Path, request: Request) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _write_record(folder: Path, request: Request, train_length: int, logit_scale: float, made: dict[str, Any]) -> None:
+def _write_record(
+    folder: Path, request: ExportRequest, train_length: int, logit_scale: float, made: dict[str, Any]
+) -> None:
     """export.json: what was asked for, what was made and where the model comes from."""
     extended = request.length is not None
     content = {

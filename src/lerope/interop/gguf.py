@@ -14,11 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lerope.core.run import FREQUENCIES
 from lerope.interop.apertus import XIELU
 from lerope.interop.export_hf import read_export
-from lerope.interop.recipe import STILL
+from lerope.interop.longrope import STILL
 from lerope.interop.tokenizer import NORMAL, UNUSED, Pieces
-from lerope.model.saved import FREQUENCIES
 from lerope.rotary.artifact import Frequencies
 
 Array = npt.NDArray[np.float32]

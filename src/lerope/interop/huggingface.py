@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from lerope.core.encoding import Layout
+from lerope.core.run import CONFIG
 from lerope.interop.files import staged
-from lerope.interop.recipe import longrope_config
-from lerope.model.saved import CONFIG
+from lerope.interop.longrope import longrope_config
 from lerope.rotary.encodings import Encoding, FrozenRoPE, LeRoPE, assign
-from lerope.rotary.frequencies import Layout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

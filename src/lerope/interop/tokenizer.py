@@ -1,8 +1,6 @@
 """A SentencePiece model as what others read: tokenizer.json for transformers and engines, lists for GGUF."""
 
 import json
-import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,10 +50,15 @@ class Pieces:
             content = path.read_bytes()
         except OSError as error:
             raise ValueError(f"tokenizer {path} cannot be read ({error.strerror}); name a .model file.") from None
+        _model_proto()
+        from google.protobuf.message import DecodeError
+
         try:
             loaded = cls._parsed(path, content)
-        except (ValueError, IndexError, TypeError, struct.error):
-            raise ValueError(f"tokenizer {path} is not a SentencePiece model; name a .model file.") from None
+        except (DecodeError, UnicodeDecodeError):
+            loaded = None
+        if loaded is None or not loaded.pieces:
+            raise ValueError(f"tokenizer {path} is not a SentencePiece model; name a .model file.")
         if loaded.model_type != BPE:
             raise ValueError(f"tokenizer {path} must be a BPE model to be exported; got another kind of SentencePiece.")
         if min(loaded.bos, loaded.eos) < 0:
@@ -69,33 +72,34 @@ class Pieces:
 
     @classmethod
     def _parsed(cls, path: Path, content: bytes) -> "Pieces":
-        pieces, trainer, normalizer = [], dict[int, Any](), dict[int, Any]()
-        for field, value in _fields(content):
-            if field == 1:
-                pieces.append(dict(_fields(value)))
-            elif field == 2:
-                trainer = dict(_fields(value))
-            elif field == 3:
-                normalizer = dict(_fields(value))
-        if not pieces or not trainer:
-            raise ValueError
-        unknown = trainer.get(40, 0)
-        pad = _signed(trainer.get(43, -1))
+        model = _model_proto().FromString(content)
+        trainer, normalizer = model.trainer_spec, model.normalizer_spec
         return cls(
             path=path,
             content=content,
-            pieces=[piece[1].decode() for piece in pieces],
-            scores=[struct.unpack("<f", piece[2])[0] if 2 in piece else 0.0 for piece in pieces],
-            types=[piece.get(3, NORMAL) for piece in pieces],
-            model_type=trainer.get(3, 1),
-            unknown=unknown,
-            bos=_signed(trainer.get(41, 1)),
-            eos=_signed(trainer.get(42, 2)),
-            pad=unknown if pad < 0 else pad,
-            adds_space=bool(normalizer.get(3, 1)),
-            trims_spaces=bool(normalizer.get(4, 1)),
-            normalizer=normalizer.get(2, b""),
+            pieces=[piece.piece for piece in model.pieces],
+            scores=[piece.score for piece in model.pieces],
+            types=[piece.type for piece in model.pieces],
+            model_type=trainer.model_type,
+            unknown=trainer.unk_id,
+            bos=trainer.bos_id,
+            eos=trainer.eos_id,
+            pad=trainer.unk_id if trainer.pad_id < 0 else trainer.pad_id,
+            adds_space=normalizer.add_dummy_prefix,
+            trims_spaces=normalizer.remove_extra_whitespaces,
+            normalizer=normalizer.precompiled_charsmap,
         )
+
+
+def _model_proto() -> Any:
+    """The message that a .model file is, by SentencePiece's own description of it."""
+    try:
+        from sentencepiece.sentencepiece_model_pb2 import ModelProto
+    except ImportError:
+        raise ValueError(
+            "Reading a tokenizer needs the packages sentencepiece and protobuf: pip install 'lerope[data]'."
+        ) from None
+    return ModelProto
 
 
 def tokenizer_files(pieces: Pieces, max_length: int) -> dict[str, str]:
@@ -197,39 +201,3 @@ def _regex(pattern: str) -> Any:
     from tokenizers import Regex
 
     return Regex(pattern)
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a protocol buffer message: integers, or bytes for everything else."""
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        wire = key & 7
-        if wire == 0:
-            value, at = _varint(message, at)
-            yield key >> 3, value
-            continue
-        size = {1: 8, 5: 4}.get(wire)
-        if size is None:
-            if wire != 2:
-                raise ValueError
-            size, at = _varint(message, at)
-        if at + size > len(message):
-            raise ValueError
-        yield key >> 3, message[at : at + size]
-        at += size
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
-
-
-def _signed(value: int) -> int:
-    """A varint as a signed 64-bit integer."""
-    return value - (1 << 64) if value >= 1 << 63 else value

@@ -16,17 +16,17 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from lerope.core.run import CONFIG, FREQUENCIES, WEIGHTS, provenance
 from lerope.interop.apertus import ladder_model
 from lerope.interop.engines import TABLES, Array, Table, llama_cpp_table
 from lerope.interop.export_hf import GGUF, TOKENIZER, read_export
 from lerope.interop.gguf import read_gguf
 from lerope.interop.tokenizer import processor
-from lerope.model.saved import CONFIG, FREQUENCIES, WEIGHTS, load_model
+from lerope.model.saved import load_model
 from lerope.model.transformer import Transformer
 from lerope.results import EngineRun, EngineTable, Verification
 from lerope.rotary.artifact import Frequencies
 from lerope.rotary.extension import extend
-from lerope.runs import provenance
 
 PROMPT = "A rotary encoding turns every pair of dimensions by its own angle at each step along the text. " * 4
 TABLE_TOLERANCE = 1e-6

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from lerope.core.ladder import block_parameters, flops_per_token
+from lerope.data.hub import VALIDATION_TOKENS
 from lerope.launch.study import PlannedRun, Study
-from lerope.model.accounting import block_parameters, flops_per_token
 
-# About what C4's validation split has with a vocabulary of 32,000; `lerope eval` reads all of it.
-VALIDATION_TOKENS = 160_000_000
 # `lerope eval` computes in float32, for which A100, H100 and H200 have a fifteenth of their bfloat16 peak: 19.5 of 312
 # and 67 of 989 TFLOP/s in NVIDIA's data sheets.
 FLOAT32_SLOWDOWN = 15
@@ -32,14 +31,14 @@ class RunCost:
     """The same in FLOPs, a third of those of training for each token. In float32."""
 
 
-def run_costs(study: Study) -> list[RunCost]:
-    """The cost of each run of a study."""
+def run_costs(study: Study, validation_tokens: int = VALIDATION_TOKENS) -> list[RunCost]:
+    """The cost of each run of a study, with a validation split of so many tokens."""
     costs = []
     for run in study.runs:
         recipe = run.recipe(Path())
         tokens = recipe.steps * recipe.batch_tokens
         each = flops_per_token(recipe.model, recipe.row_length)
-        eval_tokens = _eval_tokens(run)
+        eval_tokens = _eval_tokens(run, validation_tokens)
         costs.append(
             RunCost(
                 run=run.name,
@@ -56,11 +55,11 @@ def run_costs(study: Study) -> list[RunCost]:
     return costs
 
 
-def _eval_tokens(run: PlannedRun) -> int:
+def _eval_tokens(run: PlannedRun, validation_tokens: int) -> int:
     """All validation tokens for each `eval` of a run, or as many as it is told to take."""
     total = 0
     for command, *words in run.measure:
         if command == "eval":
-            limit = int(words[words.index("--max-tokens") + 1]) if "--max-tokens" in words else VALIDATION_TOKENS
-            total += min(limit, VALIDATION_TOKENS)
+            limit = int(words[words.index("--max-tokens") + 1]) if "--max-tokens" in words else validation_tokens
+            total += min(limit, validation_tokens)
     return total

@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from lerope.data.display import Display
+from lerope.core.signals import Signals, Stopped
+from lerope.core.terminal import Display
 from lerope.data.shards import Manifest
-from lerope.data.signals import Signals, Stopped
 from lerope.launch.measured import is_measured, note
 from lerope.launch.progress import in_use, is_trained, last_records, tail
-from lerope.launch.study import Measurement, PlannedRun, Study
+from lerope.launch.study import Command, PlannedRun, Study
 
 LOGS = "logs"
 Place = dict[str, str]
 """Environment variables that give a run its GPU or its threads."""
-Task = tuple[Measurement | None, list[str]]
+Task = tuple[Command | None, list[str]]
 """What a command measures, None for training; and its arguments."""
 
 _POLL_S = 0.1

@@ -1,15 +1,14 @@
 """How far the runs of a study are, and whether they are the study's: what run directories say."""
 
-import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from lerope.data.files import is_locked
+from lerope.core.files import differences, is_locked, parse_object
+from lerope.core.run import METRICS, RESULTS, RUN, Run, read_run
 from lerope.launch.measured import is_measured
 from lerope.launch.study import PlannedRun
 from lerope.model.spec import build_encoding
-from lerope.runs import METRICS, RESULTS, RUN, Run, differences, read_run
 
 State = Literal["waiting", "running", "stopped", "trained", "finished", "different", "damaged"]
 
@@ -48,7 +47,7 @@ def status(run: PlannedRun, out: Path, data: str | None = None) -> Status:
         found = read_run(folder)
     except ValueError as error:
         return Status(run.name, "damaged", step, run.recipe(out).steps, loss, str(error))
-    steps = int(found.recipe.get("steps", 0))
+    steps = found.recipe.steps
     step = steps if found.finished else step
     problem = difference(run, out, found, data) if step else None
     state: State
@@ -88,18 +87,18 @@ def difference(run: PlannedRun, out: Path, found: Run, data: str | None) -> str 
     if run.after is not None:
         free.add("encoding")
     old, new = (
-        {field: value for field, value in recipe.items() if field not in free}
-        for recipe in (found.recipe, planned.as_dict())
+        {field: value for field, value in asdict(recipe).items() if field not in free}
+        for recipe in (found.recipe, planned)
     )
     for field, is_there, is_wanted in differences(old, new):
         return f"{found.path} has another run: its {field} is {is_there!r}, not {is_wanted!r}; choose another --out."
-    if data is not None and found.identity["data"] != data:
+    if data is not None and found.identity.data != data:
         return (
             f"{found.path} has another run: its data has another fingerprint; choose another --out, or its own --data."
         )
     if run.after is not None and Path(run.spec(out)).exists():
         frequencies = build_encoding(run.spec(out), planned.model).artifact().fingerprint()
-        if found.identity.get("initial_frequencies") != frequencies:
+        if found.identity.initial_frequencies != frequencies:
             return f"{found.path} has another run: its frequencies are not those of {run.after}; choose another --out."
     return None
 
@@ -112,13 +111,11 @@ def in_use(folder: Path) -> bool:
 def last_records(folder: Path) -> tuple[int, float | None]:
     """A run's last step, and its last validation loss if it is near the end of the records."""
     step, loss = 0, None
-    for line in tail(folder / METRICS):
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # the first line of a tail, or the last of a file that is being written, may be half a line
-        if isinstance(record, dict):
-            step, loss = max(step, record.get("step", 0)), record.get("validation_loss", loss)
+    # The first line of a tail, or the last of a file that is being written, may be half a line.
+    for record in filter(None, (parse_object(line.encode()) for line in tail(folder / METRICS))):
+        at, found = record.get("step"), record.get("validation_loss")
+        step = max(step, at) if isinstance(at, int) else step
+        loss = found if isinstance(found, float) else loss
     return step, loss
 
 

@@ -2,23 +2,30 @@
 
 from collections.abc import Callable
 
-from lerope.launch.study import FROZEN, PlannedRun, Study, grid, measured, own_study
+from lerope.core.encoding import FROZEN
+from lerope.launch.study import Command, PlannedRun, Study, grid, measured, own_study
 
 RUNGS = ("52M", "217M", "608M", "1.34B", "2.52B")
 ENCODINGS = ("rope", "prope", "lerope")
 SEEDS = (42, 43, 44)
 LENGTHS = (4096, 8192)
 
+# What figures of learned frequencies need, and what those of the largest models need besides.
+PROFILE: Command = ("analyze", "--parts", "frequencies", "bands")
+EVERYTHING: Command = ("analyze", "--parts", "frequencies", "bands", "ablation", "slowest", "phasors")
+
 
 def main() -> Study:
-    """The paper's table of perplexities, from which compute multipliers come."""
-    return Study(name="main", sentence="Does LeRoPE save compute at every size?", runs=grid(RUNGS, ENCODINGS))
+    """The paper's table of perplexities, from which compute multipliers come, and its analysis of frequencies."""
+    runs = measured(grid(RUNGS[:-1], ENCODINGS), PROFILE) + measured(grid(RUNGS[-1:], ENCODINGS), EVERYTHING)
+    return Study(name="main", sentence="Does LeRoPE save compute at every size?", runs=runs)
 
 
 def seeds() -> Study:
     """The appendix's table of seeds."""
     runs = grid(["217M"], ["rope,base=2048", "rope", "rope,base=500000", "lerope"], SEEDS)
     runs += grid(["608M"], ["rope", "lerope"], SEEDS)
+    runs = measured(runs, PROFILE)
     return Study(name="seeds", sentence="Is the gain larger than what another seed changes?", runs=runs)
 
 
@@ -37,13 +44,14 @@ def p() -> Study:
 def parametrization() -> Study:
     """What is learned: a log-scale, a scale or the frequency itself."""
     runs = grid(["217M"], ["rope", "lerope", "lerope,parametrization=linear", "lerope,parametrization=direct"])
+    runs = measured(runs, PROFILE)
     return Study(name="parametrization", sentence="Does it matter how frequencies are learned?", runs=runs)
 
 
 def sharing() -> Study:
     """The paper has the first and the last of the four ways to share; the two between them are added here."""
     ways = [f"lerope,sharing={way}" for way in ("layer", "head", "layer_head")]
-    runs = grid(["217M"], ["rope", "lerope", *ways])
+    runs = measured(grid(["217M"], ["rope", "lerope", *ways]), PROFILE)
     return Study(name="sharing", sentence="Should layers or heads have frequencies of their own?", runs=runs)
 
 
@@ -54,25 +62,26 @@ def fixed() -> Study:
         PlannedRun(rung="217M", encoding="lerope", seed=43),
         PlannedRun(rung="217M", encoding=FROZEN, after="217M-lerope-43"),
     ]
+    runs = measured(runs, PROFILE)
     return Study(name="fixed", sentence="Is the gain in the frequencies, or in learning them?", runs=runs)
 
 
 def lengths() -> Study:
     """LeRoPE with rows of 2,048, 4,096 and 8,192 tokens."""
-    runs = _lengths(["lerope"])
+    runs = measured(_lengths(["lerope"]), PROFILE)
     return Study(name="lengths", sentence="How do learned frequencies follow the training length?", runs=runs)
 
 
 def code() -> Study:
     """The Python part of the StarCoder data, with a tokenizer of its own."""
-    runs = [*grid(["217M"], ["rope", "prope"]), *_lengths(["lerope"])]
+    runs = measured([*grid(["217M"], ["rope", "prope"]), *_lengths(["lerope"])], PROFILE)
     sentence = "Does what holds for English hold for Python code?"
     return Study(name="code", sentence=sentence, runs=runs, source="hf:starcoder")
 
 
 def extrapolation() -> Study:
     """The largest models on documents of twice their training length."""
-    runs = measured(grid(["2.52B"], ENCODINGS), ("extrapolate", "--to", "4096"))
+    runs = measured(grid(["2.52B"], ENCODINGS), PROFILE, ("extrapolate", "--to", "4096"))
     return Study(name="extrapolation", sentence="What happens beyond the training length?", runs=runs)
 
 

@@ -2,32 +2,20 @@
 
 import importlib
 import importlib.util
-import math
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lerope.cli.demo import RECIPE as DEMO_RECIPE
-from lerope.cli.train import Changes
-from lerope.model.config import rung
-from lerope.train.config import Recipe, recipe
+from lerope.core.encoding import FROZEN, EncodingSpec
+from lerope.core.recipe import CHANGES, Recipe, recipe
 
-FROZEN = "frozen"
-DEMO_STEPS = 100
-# What a measurement in small takes; short rows hold few needles.
-DEMO_OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
-    "eval": {"--max-tokens": ("32768",)},
-    "extrapolate": {"--max-tokens": ("32768",)},
-    "needle": {"--samples": ("2",), "--distractors": ("1", "3")},
-}
-
-Measurement = tuple[str, ...]
-"""A command and its arguments, without the run: ("extrapolate", "--to", "4096")."""
+Command = tuple[str, ...]
+"""A command of `lerope` that measures, and its arguments, without the run: ("extrapolate", "--to", "4096")."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +32,7 @@ class PlannedRun:
     """What tells this run's name from others of the same rung, encoding and seed."""
     after: str | None = None
     """The name of an earlier run of the study whose model/frequencies.json this one is trained with."""
-    measure: tuple[Measurement, ...] = (("eval",),)
+    measure: tuple[Command, ...] = (("eval",),)
 
     def __post_init__(self) -> None:
         if (self.encoding == FROZEN) != (self.after is not None):
@@ -52,10 +40,9 @@ class PlannedRun:
                 f"after must name a run for the encoding {FROZEN!r} and for no other; got {self.after!r} with "
                 f"{self.encoding!r}."
             )
-        known = [each.name for each in fields(Changes)]
         for name in self.changes:
-            if name not in known:
-                raise ValueError(f"changes must be what `lerope train` takes: {', '.join(known)}; got {name!r}.")
+            if name not in CHANGES:
+                raise ValueError(f"changes must be what `lerope train` takes: {', '.join(CHANGES)}; got {name!r}.")
 
     @cached_property
     def name(self) -> str:
@@ -100,6 +87,19 @@ class Study:
                 raise ValueError(f"study {self.name}: {name} needs {run.after}, which must be an earlier run.")
             names.add(name)
 
+    @property
+    def tokens(self) -> int:
+        """Training tokens of the longest run: with so many prepared, none reads a text twice."""
+        return max(run.recipe(Path()).num_tokens for run in self.runs)
+
+
+def prepare_command(study: Study, small: bool = False) -> str:
+    """The command that prepares text for a study, or for one that `demo` made small."""
+    if small:
+        return "lerope data prepare python: --vocab-size 2048 --out data/my-text"
+    folder = Path(study.source.removeprefix("hf:").partition(":")[0]).name
+    return f"lerope data prepare {study.source} --max-tokens {study.tokens} --out data/{folder}"
+
 
 def grid(
     rungs: Iterable[str], encodings: Iterable[str], seeds: Iterable[int] = (42,), suffix: str = "", **changes: Any
@@ -114,53 +114,26 @@ def grid(
     ]
 
 
-def measured(runs: Iterable[PlannedRun], *measurements: Measurement) -> list[PlannedRun]:
+def measured(runs: Iterable[PlannedRun], *measurements: Command) -> list[PlannedRun]:
     """The same runs with these measurements after their own."""
     return [replace(run, measure=(*run.measure, *measurements)) for run in runs]
 
 
-def demo(study: Study, steps: int = DEMO_STEPS) -> Study:
-    """Any study at a size for a laptop: the same runs, seeds and measurements with models of the rung `demo`.
+def with_options(study: Study, command: str, *options: str) -> Study:
+    """The same study with these options after those of every measurement by a command."""
 
-    Every length is an eighth of what it was and a batch has 2,048 tokens. The largest rung takes `steps` steps and the
-    others in proportion to their layers, so that rungs differ in compute; their names become part of the runs' names.
-    """
-    names: dict[str, str] = {}
-    runs = []
-    for run in study.runs:
-        small = _demo_run(run, steps, names)
-        names[run.name] = small.name
-        runs.append(small)
-    return replace(study, runs=runs)
+    def extended(each: Command) -> Command:
+        return (*each, *options) if each[0] == command else each
+
+    return replace(study, runs=[replace(run, measure=tuple(map(extended, run.measure))) for run in study.runs])
 
 
-def _demo_run(run: PlannedRun, steps: int, names: dict[str, str]) -> PlannedRun:
-    full = run.recipe(Path())
-    count = max(1, math.ceil(steps * full.model.num_layers / rung("2.52B").num_layers))
-    changes = {
-        **DEMO_RECIPE,
-        "validation_tokens": 1 << 14,
-        **{key: value for key, value in run.changes.items() if key != "vocab_size"},
-        "row_length": full.row_length // 8,
-        "batch_tokens": DEMO_RECIPE["batch_tokens"],
-        "steps": count,
-    }
-    changes["weight_decay"] = min(float(changes["weight_decay"]), count / 10)
-    changes.pop("warmup_steps", None)
-    after = None if run.after is None else names[run.after]
-    suffix = "-".join(filter(None, (run.rung, run.suffix)))
-    measure = tuple(_demo_measurement(each) for each in run.measure)
-    return replace(run, rung="demo", changes=changes, suffix=suffix, after=after, measure=measure)
-
-
-def _demo_measurement(measurement: Measurement) -> Measurement:
-    """Numbers of 1,024 and more are lengths, an eighth here too; less is measured, unless it says how much."""
-    command, *words = [str(int(w) // 8) if w.isdecimal() and int(w) >= 1024 else w for w in measurement]
-    options = DEMO_OPTIONS.get(command, {})
-    if "--to" in words:
-        options = {option: values for option, values in options.items() if option != "--distractors"}
-    extra = [word for option, values in options.items() if option not in words for word in (option, *values)]
-    return (command, *words, *extra)
+def with_learning_rates(study: Study, rates: Mapping[str, float]) -> Study:
+    """The same study with the learning rate that each rung has here."""
+    return replace(
+        study,
+        runs=[replace(run, changes={**run.changes, "learning_rate": rates[run.rung]}) for run in study.runs],
+    )
 
 
 def shortened(study: Study, steps: int) -> Study:
@@ -170,7 +143,7 @@ def shortened(study: Study, steps: int) -> Study:
 
 def label(encoding: str) -> str:
     """How an encoding is called in names of folders."""
-    return recipe("demo", encoding, 0).name.removeprefix("demo-").removesuffix("-0")
+    return EncodingSpec.parse(encoding).name
 
 
 def own_study(spec: str) -> Study:

@@ -2,20 +2,19 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from lerope.data.files import locked
+from lerope.core.files import differences, locked
+from lerope.core.ladder import ModelConfig, rung, total_parameters
+from lerope.core.recipe import Setup, recipe
+from lerope.core.run import provenance
+from lerope.core.signals import Stopped
 from lerope.data.shards import Corpus
-from lerope.data.signals import Stopped
 from lerope.launch.study import label
-from lerope.model.accounting import total_parameters
-from lerope.model.config import ModelConfig, rung
 from lerope.results import LearningRateOptimum, LearningRatePrediction, Sweep, Trial
-from lerope.runs import differences, provenance
 from lerope.scaling.lr_search import fit_grid, learning_rate, next_index, optimum
-from lerope.train.config import Setup, recipe
 
 SWEEP = "sweep.json"
 
@@ -76,11 +75,12 @@ def training(
     import torch
 
     from lerope.train.job import train
+    from lerope.train.trainer import Diverged
 
     if "learning_rate" in changes:
         raise ValueError("learning_rate is what a sweep searches; leave it out, or give --start.")
     searched = {"encoding", "learning_rate", "frequency_learning_rate"} - changes.keys()
-    fixed = recipe(name, seed=seed, **changes).as_dict()
+    fixed = asdict(recipe(name, seed=seed, **changes))
     settings = {
         "rung": name,
         "recipe": {field: value for field, value in fixed.items() if field not in searched},
@@ -92,9 +92,7 @@ def training(
         chosen = recipe(name, encoding, seed, learning_rate=learning_rate(index), **changes)
         try:
             outcome = train(chosen, data, folder, setup)
-        except ValueError as error:
-            if "training has diverged" not in str(error):
-                raise
+        except Diverged:
             return math.inf
         if outcome.stopped_by is not None:
             raise Stopped(outcome.stopped_by)

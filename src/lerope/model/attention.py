@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lerope.model import packed_attention
-from lerope.rotary.frequencies import check_choice
+from lerope.core.checks import check_choice
+from lerope.model.kernels import packed_attention
 
 Backend = Literal["sdpa", "flex", "varlen", "flash4"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
@@ -42,7 +42,7 @@ class DocumentMask:
             `flex` needs CUDA and skips blocks of the mask that are empty: good for short documents.
             `varlen` needs Ampere or later and 16 bits: FlashAttention 2 over documents end to end.
             `flash4` needs Hopper or later, 16 bits and flash-attn-4: FlashAttention 4 over documents end to end.
-            None takes flex on CUDA and sdpa elsewhere; `lerope.model.fastest` measures.
+            None takes flex on CUDA and sdpa elsewhere; `lerope.model.kernels.fastest` measures.
         num_documents: an upper bound of how many documents there are, each counted anew in every row. `varlen` and
             `flash4` otherwise wait for the device to count them.
     """
@@ -75,7 +75,7 @@ class DocumentMask:
         elif self.backend == "flex":
             self.block = _block_mask(document_ids)
         else:
-            reason = obstacle(self.backend, document_ids.device, torch.bfloat16)
+            reason = backend_obstacle(self.backend, document_ids.device, torch.bfloat16)
             if reason is not None:
                 raise ValueError(reason)
             self.packed = packed_attention.Packed(document_ids, PACKED[self.backend], num_documents)
@@ -100,7 +100,7 @@ class DocumentMask:
         return out.transpose(1, 2)
 
 
-def obstacle(backend: Backend, device: torch.device, dtype: torch.dtype) -> str | None:
+def backend_obstacle(backend: Backend, device: torch.device, dtype: torch.dtype) -> str | None:
     """What keeps a backend from running; None if nothing does."""
     if backend == "sdpa":
         return None
@@ -111,7 +111,7 @@ def obstacle(backend: Backend, device: torch.device, dtype: torch.dtype) -> str 
             return (
                 f"attention must be auto, sdpa or flex in float32; got {backend!r}, which needs 16 bits: train in bf16."
             )
-        reason = packed_attention.obstacle(PACKED[backend], device)
+        reason = packed_attention.flash_obstacle(PACKED[backend], device)
         if reason is not None:
             fix = "install 'lerope[fast]' on Hopper or later, or take auto" if backend == "flash4" else "take auto"
             return f"attention {backend!r} cannot run: {reason}; {fix}."

@@ -1,23 +1,40 @@
 """A model on disk: `config.json`, `model.safetensors` (float32), `frequencies.json`, and the tokenizer beside them."""
 
-import json
 import os
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lerope.model.config import ModelConfig
+from lerope.core.files import read_json, sha256_of, whole, write_json
+from lerope.core.ladder import ModelConfig
+from lerope.core.run import CONFIG, FREQUENCIES, MODEL, TOKENIZER, WEIGHTS, is_run, read_run
 from lerope.model.spec import build_encoding
 from lerope.model.transformer import Transformer
 from lerope.rotary.artifact import Frequencies
 from lerope.rotary.encodings import FrozenRoPE
 
-CONFIG, WEIGHTS, FREQUENCIES = "config.json", "model.safetensors", "frequencies.json"
+_FIX = "train it again or restore it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedConfig(ModelConfig):
+    """What `config.json` says."""
+
+    model_type: Literal["lerope"] = "lerope"
+    train_length: int | None
+    weights_sha256: str
+    """Of model.safetensors."""
+
+    @property
+    def model(self) -> ModelConfig:
+        """The shape of the model alone."""
+        return ModelConfig(**{field.name: getattr(self, field.name) for field in fields(ModelConfig)})
 
 
 def save_model(
@@ -34,24 +51,25 @@ def save_model(
         frequencies: what `encoding.artifact(train_length)` gives.
         tokenizer: a file to put beside the model.
     """
-    partial = directory.with_name(f".{directory.name}.saving")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    content = {"model_type": "lerope", "train_length": frequencies.train_length, **asdict(config)}
-    (partial / CONFIG).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    try:
-        save_file({name: value.contiguous() for name, value in weights.items()}, partial / WEIGHTS)
-    except SafetensorError as error:
-        raise OSError(str(error)) from None
-    frequencies.save(partial / FREQUENCIES)
-    if tokenizer is not None:
-        shutil.copyfile(tokenizer, partial / tokenizer.name)
-    for path in (*partial.iterdir(), partial):
-        handle = os.open(path, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
-    shutil.rmtree(directory, ignore_errors=True)
-    partial.replace(directory)
+    with whole(directory) as partial:
+        partial.mkdir(parents=True)
+        try:
+            save_file({name: value.contiguous() for name, value in weights.items()}, partial / WEIGHTS)
+        except SafetensorError as error:
+            raise OSError(str(error)) from None
+        digest = sha256_of(partial / WEIGHTS)
+        saved = SavedConfig(**asdict(config), train_length=frequencies.train_length, weights_sha256=digest)
+        write_json(partial / CONFIG, saved)
+        frequencies.save(partial / FREQUENCIES)
+        if tokenizer is not None:
+            shutil.copyfile(tokenizer, partial / tokenizer.name)
+
+
+def read_config(folder: Path) -> SavedConfig:
+    """What the `config.json` of a model folder says."""
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder} holds no model; name the directory of a finished run.")
+    return read_json(folder / CONFIG, SavedConfig, _FIX)
 
 
 def load_model(directory: str | os.PathLike[str], encoding: str | None = None) -> Transformer:
@@ -61,24 +79,25 @@ def load_model(directory: str | os.PathLike[str], encoding: str | None = None) -
         directory: a run's directory, or the `model` folder in it.
     """
     folder = Path(directory)
-    folder = folder / "model" if (folder / "model" / CONFIG).is_file() else folder
-    if not (folder / CONFIG).is_file():
-        raise ValueError(f"{folder} holds no model; name the directory of a finished run.")
+    run = next((read_run(path) for path in (folder, folder.parent) if is_run(path)), None)
+    folder = folder / MODEL if (folder / MODEL / CONFIG).is_file() else folder
+    saved = read_config(folder)
+    if run is not None and run.model.resolve() == folder.resolve():
+        run.check_model(CONFIG, FREQUENCIES, TOKENIZER)  # the first has the hash of the weights
     try:
-        content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        content.pop("model_type"), content.pop("train_length")
-        config = ModelConfig(**content)
+        if sha256_of(folder / WEIGHTS) != saved.weights_sha256:
+            raise ValueError(f"{folder / WEIGHTS} is not what {CONFIG} says, it was changed or damaged; {_FIX}.")
         weights = load_file(folder / WEIGHTS)
-    except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError, SafetensorError) as error:
-        raise ValueError(f"{folder} does not hold a whole model ({error}); train it again or restore it.") from None
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{folder} does not hold a whole model ({error}); {_FIX}.") from None
     if encoding is None:
         chosen = FrozenRoPE.load(folder / FREQUENCIES)
         weights = {name: value for name, value in weights.items() if not name.startswith("encoding.")}
         weights["encoding.theta"] = chosen.theta
         with torch.device("meta"):
-            model = Transformer(config, chosen)
+            model = Transformer(saved.model, chosen)
     else:
-        model = Transformer(config, build_encoding(encoding, config))
+        model = Transformer(saved.model, build_encoding(encoding, saved.model))
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:

@@ -1,7 +1,9 @@
-"""The ladder's transformer, from tokens to logits or a loss.
+"""The ladder's transformer, from tokens to logits or a loss, in plain torch.
 
 x = x + out(attention(rotate(norm(q)), rotate(norm(k)), v))      q, k, v from norm(x)
 x = x + down(activation(up(norm(x))))
+
+`use_kernel` puts modules that do the same faster, those of `lerope.model.kernels.layers`, in the place of these.
 """
 
 from collections.abc import Sequence
@@ -11,32 +13,27 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from lerope.model import products
+from lerope.core.ladder import ModelConfig
+from lerope.core.recipe import Kernel
 from lerope.model.attention import Backend, DocumentMask
-from lerope.model.config import ModelConfig
-from lerope.model.fused_mlp import mlp
-from lerope.model.loss import Head
-from lerope.model.products import Linear, compute_dtype, is_plain
+from lerope.model.loss import Head, compute_dtype
 from lerope.rotary.encodings import Encoding
-from lerope.rotary.kernels import Kernel, obstacle
 from lerope.rotary.rotate import Rotation
 
 
-class AddNorm(nn.RMSNorm):
-    """A branch added to the residual stream, and the RMS norm of the sum."""
+class RMSNorm(nn.RMSNorm):
+    """An RMS norm whose result has the dtype of its input, in autocast too."""
 
-    fused = True
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., width) -> the same shape."""
+        return super().forward(x).to(x.dtype)
 
-    def forward(self, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """(..., width) each -> x + branch, and its norm in the branch's dtype. None adds nothing."""
-        if self.fused and obstacle(x, x if branch is None else branch, self.weight) is None:
-            from lerope.model.triton_norm import add_norm
 
-            assert self.eps is not None
-            total, normed, _ = add_norm(x, branch, self.weight, self.eps)
-            return total, normed
-        total = x if branch is None else x + branch
-        return total, super().forward(total).to((x if branch is None else branch).dtype)
+class Linear(nn.Linear):
+    """A matrix without a bias."""
+
+    def __init__(self, in_width: int, out_width: int) -> None:
+        super().__init__(in_width, out_width, bias=False)
 
 
 class Attention(nn.Module):
@@ -52,24 +49,15 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotation: Rotation, mask: DocumentMask) -> Tensor:
         """x (rows, length, width) -> the same shape."""
-        qkv = self.qkv(x).unflatten(-1, self.split)
-        q, k, v = qkv.unbind(-3)
-        fused = rotation.fused(q, k, self.q_norm, self.k_norm) if mask.backend == "flash4" else None
-        if fused is not None and mask.packed is not None:
-            from lerope.model.fused_attention import attend
-
-            attended = attend(qkv, fused, mask.packed)
-        else:
-            q, k = (t.to(v.dtype) for t in rotation.after_norm(q, k, self.q_norm, self.k_norm))
-            attended = mask.attend(q, k, v)
+        q, k, v = self.qkv(x).unflatten(-1, self.split).unbind(-3)
+        q, k = rotation(self.q_norm(q), self.k_norm(k))
+        attended = mask.attend(q.to(v.dtype), k.to(v.dtype), v)
         out: Tensor = self.out(attended.flatten(-2))
         return out
 
 
 class MLP(nn.Module):
     """Two matrices with an activation between them."""
-
-    fused = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -79,27 +67,12 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (rows, length, width) -> the same shape."""
-        if self._is_fusable(x):
-            return mlp(x, self.up.weight, self.down.weight)
-        x = self.up(x)
-        x = functional.relu(x).square() if self.squared_relu else self._gelu(x)
-        out: Tensor = self.down(x)
+        out: Tensor = self.down(self.activated(self.up(x)))
         return out
 
-    def _is_fusable(self, x: Tensor) -> bool:
-        """Whether one operator can do it all."""
-        if not self.fused or self.squared_relu or not (is_plain(self.up) and is_plain(self.down)):
-            return False
-        return products.obstacle(x, self.up.weight, self.down.weight) is None
-
-    def _gelu(self, x: Tensor) -> Tensor:
-        """Exact GELU, by a kernel of our own where rounding to 16 bits hides its small error."""
-        if not self.fused or x.element_size() > 2 or obstacle(x) is not None:
-            return functional.gelu(x)
-        from lerope.model.triton_gelu import gelu
-
-        out: Tensor = gelu(x)
-        return out
+    def activated(self, x: Tensor) -> Tensor:
+        """Squared ReLU or exact GELU of x."""
+        return functional.relu(x).square() if self.squared_relu else functional.gelu(x)
 
 
 class Block(nn.Module):
@@ -107,21 +80,16 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.attention_norm = AddNorm(config.width, eps=config.norm_eps)
+        self.attention_norm = RMSNorm(config.width, eps=config.norm_eps)
         self.attention = Attention(config)
-        self.mlp_norm = AddNorm(config.width, eps=config.norm_eps)
+        self.mlp_norm = RMSNorm(config.width, eps=config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(
-        self, x: Tensor, branch: Tensor | None, rotation: Rotation, mask: DocumentMask
-    ) -> tuple[Tensor, Tensor]:
-        """(rows, length, width) each: the residual stream, and what is still to be added to it, if anything.
-
-        The last addition is left to whoever comes next, because it is one kernel with the norm that follows.
-        """
-        x, normed = self.attention_norm(x, branch)
-        x, normed = self.mlp_norm(x, self.attention(normed, rotation, mask))
-        return x, self.mlp(normed)
+    def forward(self, x: Tensor, rotation: Rotation, mask: DocumentMask) -> Tensor:
+        """x (rows, length, width) -> the same shape."""
+        x = x + self.attention(self.attention_norm(x), rotation, mask)
+        x = x + self.mlp(self.mlp_norm(x))
+        return x
 
 
 class Transformer(nn.Module):
@@ -135,19 +103,23 @@ class Transformer(nn.Module):
         self.encoding = encoding
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.norm = AddNorm(config.width, eps=config.norm_eps)
+        self.norm = RMSNorm(config.width, eps=config.norm_eps)
         self.head = Head(config.width, config.vocab_size)
         self.recompute = False
         """Activation checkpointing: keep only the inputs of blocks for the backward pass and compute the rest again."""
         self.z_weight = 0.0
         """Times the squared logsumexp of a token's logits, what its loss in training has on top."""
+        self.use_kernel(encoding.kernel)
 
     def use_kernel(self, kernel: Kernel) -> None:
-        """Says what computes all but attention: fused kernels where they can run, or torch."""
+        """Says what computes all but attention: fused kernels where they can run, or plain torch.
+
+        A model that FSDP2 is to shard must be told before.
+        """
+        from lerope.model.kernels.layers import use_layers  # which builds on this module
+
+        use_layers(self, fast=kernel != "reference")
         self.encoding.kernel = kernel
-        for module in self.modules():
-            if isinstance(module, AddNorm | Linear | MLP | Head):
-                module.fused = kernel != "reference"
 
     def forward(
         self,
@@ -201,14 +173,12 @@ class Transformer(nn.Module):
             rotations = self._rotations(positions, 0 if centres is None else centres, length)
         x = self.embedding(tokens)
         x = x.to(compute_dtype(x))
-        branch = None
         for block, rotation in zip(self.blocks, rotations, strict=True):
-            inputs = (x, branch, rotation, mask)
             if self.recompute and torch.is_grad_enabled():
-                x, branch = checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
+                x = _recomputed(block, x, rotation, mask)
             else:
-                x, branch = block(*inputs)
-        out: Tensor = self.norm(x, branch)[1]
+                x = block(x, rotation, mask)
+        out: Tensor = self.norm(x)
         return out
 
     def _rotations(self, positions: Tensor, origin: Tensor | int, length: int) -> list[Rotation]:
@@ -217,3 +187,16 @@ class Transformer(nn.Module):
         if self.encoding.num_layers is None:
             return [self.encoding.rotation(positions, None, origin, length)] * num_layers
         return [self.encoding.rotation(positions, layer, origin, length) for layer in range(num_layers)]
+
+
+def _recomputed(block: nn.Module, x: Tensor, rotation: Rotation, mask: DocumentMask) -> Tensor:
+    """What a block gives; only its input is kept for the backward pass, which computes the rest again."""
+    # A checkpoint looks after tensors among its arguments alone, and fast blocks hand on a pair of them.
+    terms = x if isinstance(x, tuple) else (x,)
+
+    def run(*terms: Tensor) -> Tensor:
+        out: Tensor = block(terms if len(terms) > 1 else terms[0], rotation, mask)
+        return out
+
+    kept: Tensor = checkpoint(run, *terms, use_reentrant=False, preserve_rng_state=False)
+    return kept

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
-from lerope.results import Comparison, Multipliers, Result, load_result
-from lerope.runs import FREQUENCIES, METRICS, RESULTS, RUN, Run, read_records, read_run
+from lerope.core.run import RESULTS, RUN, FrequencyRecord, Metrics, Run, read_history, read_metrics, read_run
+from lerope.results import Comparison, Multipliers, Result, RunResult, load_result
 from lerope.scaling.compare import compare
 from lerope.scaling.study import read_runs, study
 
@@ -36,26 +34,26 @@ class RunFiles:
                 return result
         return None
 
-    def stem(self, kind: type[Result]) -> str:
-        """The name of the file that `result` reads, without its ending; nothing if there is none."""
-        return next((name for name, result in self.results.items() if isinstance(result, kind)), "")
-
-    def arrays(self, stem: str) -> Arrays:
-        """The long arrays beside a result; nothing if they are missing."""
-        try:
-            return load_file(self.run.path / RESULTS / f"{stem}.safetensors")
-        except (OSError, SafetensorError):
-            return {}
+    def arrays(self, kind: type[RunResult], stem: str | None = None) -> Arrays:
+        """The long arrays beside that result; nothing if they are missing or not those it was saved with."""
+        for name, result in self.results.items():
+            if isinstance(result, kind) and stem in (None, name):
+                try:
+                    with result.open_arrays(self.run.results / f"{name}.json") as file:
+                        return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+                except ValueError:
+                    return {}
+        return {}
 
     @cached_property
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> Metrics:
         """Records of training: steps and validations."""
-        return list(read_records(self.run.path / METRICS))
+        return read_metrics(self.run.path)
 
     @cached_property
-    def frequencies(self) -> list[dict[str, Any]]:
+    def frequencies(self) -> list[FrequencyRecord]:
         """Records of the frequencies through training; one for an encoding that does not learn."""
-        return list(read_records(self.run.path / FREQUENCIES))
+        return read_history(self.run.path)
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ def collect(paths: Sequence[Path]) -> Bundle:
         raise ValueError(f"{named} holds no run; name run directories or a folder of them.")
     runs = _comparable(whole, notes)
     comparison = multipliers = None
-    if len({files.run.recipe["encoding"] for files in runs}) > 1:
+    if len({files.run.recipe.spec.method for files in runs}) > 1:
         comparison = _attempt(lambda: compare([files.run.path for files in runs]), "The runs are not compared", notes)
     ladder = _whole_ladder(runs)
     if ladder:
@@ -99,7 +97,7 @@ def _comparable(runs: list[RunFiles], notes: list[str]) -> list[RunFiles]:
     groups: dict[tuple[str, int], list[RunFiles]] = {}
     for files in runs:
         if files.run.finished and "eval" in files.results:
-            groups.setdefault((files.run.identity["data"], files.run.recipe["row_length"]), []).append(files)
+            groups.setdefault((files.run.identity.data, files.run.recipe.row_length), []).append(files)
     chosen = max(groups.values(), key=len, default=[])
     left_out = sum(map(len, groups.values())) - len(chosen)
     if left_out:
@@ -111,9 +109,9 @@ def _whole_ladder(runs: list[RunFiles]) -> list[RunFiles]:
     """Runs of methods that are at every rung, if there are two rungs and two methods or more."""
     rungs: dict[str, set[str]] = {}
     for files in runs:
-        rungs.setdefault(files.run.recipe["rung"], set()).add(files.run.recipe["encoding"])
+        rungs.setdefault(files.run.recipe.rung, set()).add(files.run.recipe.spec.method)
     everywhere = set.intersection(*rungs.values()) if len(rungs) > 1 else set()
-    return [files for files in runs if files.run.recipe["encoding"] in everywhere] if len(everywhere) > 1 else []
+    return [files for files in runs if files.run.recipe.spec.method in everywhere] if len(everywhere) > 1 else []
 
 
 def _attempt(make: Callable[[], Kind], what: str, notes: list[str]) -> Kind | None:
@@ -141,9 +139,17 @@ def _read(path: Path, notes: list[str]) -> RunFiles | None:
         notes.append(str(error))
         return None
     results: dict[str, Result] = {}
-    for file in sorted((path / RESULTS).glob("*.json"), key=lambda file: file.stem):
+    for file in result_files(path):
         try:
-            results[file.stem] = load_result(file)
+            found = results[file.stem] = load_result(file)
+            if isinstance(found, RunResult) and found.arrays_sha256 is not None:
+                found.check_arrays(file)
         except ValueError as error:
             notes.append(str(error))
     return RunFiles(run, results)
+
+
+def result_files(run: Path) -> list[Path]:
+    """The result files of a run directory; hidden files are notes that commands leave for themselves."""
+    found = (file for file in (run / RESULTS).glob("*.json") if not file.name.startswith("."))
+    return sorted(found, key=lambda file: file.stem)

@@ -9,13 +9,17 @@ from typing import Any
 
 _SCRIPTS = (
     "scales.js",
+    "plot.js",
     "charts.js",
+    "maps.js",
     "common.js",
     "runs.js",
     "losses.js",
     "frequencies.js",
     "bands.js",
-    "evaluation.js",
+    "needles.js",
+    "extrapolation.js",
+    "multipliers.js",
     "provenance.js",
     "main.js",
 )

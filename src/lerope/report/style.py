@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec
 
-import numpy as np
-import numpy.typing as npt
+from lerope.core.encoding import EncodingSpec
 
-Floats = npt.NDArray[np.float64]
 Arguments = ParamSpec("Arguments")
 
 COLUMN, PAGE = 3.3, 6.8
@@ -68,6 +66,14 @@ _METADATA: dict[str, dict[str, Any]] = {
 }
 
 
+class Missing(Exception):  # noqa: N818 (what is the case, like StopIteration)
+    """There is nothing to draw: what is missing, and the command that makes it."""
+
+    def __init__(self, text: str, command: str) -> None:
+        super().__init__(text)
+        self.text, self.command = text, command
+
+
 @dataclass(frozen=True)
 class Look:
     """How a method is drawn, always."""
@@ -108,42 +114,11 @@ _VARIANTS: tuple[tuple[str, Any], ...] = (
     (">", (0, (7, 2))),
     ("p", (0, (4, 4))),
 )
-_DEFAULTS = {"base": "10000", "p": "0.75", "parametrization": "log", "sharing": "shared"}
-_OPTIONS = {
-    "base": "base {}",
-    "p": "p = {}",
-    "parametrization": "{}",
-    "sharing": "own to each {}",
-}
-
-
-def method_name(encoding: str) -> str:
-    """An encoding as it is asked for, without options that have their usual value; `frozen` for a file's frequencies.
-
-    `prope,p=0.75` and `prope` are the same method, and so are those of RoPE with base 10,000.
-    """
-    name, *options = encoding.split(",")
-    if name.endswith(".json"):
-        name = "frozen"
-    kept = []
-    for option in options:
-        key, _, value = option.partition("=")
-        if not (name in _FAMILIES and _number(value) == _DEFAULTS.get(key)):
-            kept.append(option)
-    return ",".join([name, *kept])
 
 
 def method_label(method: str) -> str:
     """A method in words for people."""
-    name, *options = method_name(method).split(",")
-    family = _FAMILIES.get(name)
-    words = [family.label if family else name.rpartition(":")[2]]
-    for option in options:
-        key, _, value = option.partition("=")
-        number = _number(value)
-        shown = f"{int(number):,}" if number.isdecimal() else value.replace("_", " and ")
-        words.append(_OPTIONS.get(key, f"{key} {{}}").format(shown))
-    return ", ".join(words)
+    return EncodingSpec.parse(method).label
 
 
 def look(method: str, others: Iterable[str] = ()) -> Look:
@@ -153,12 +128,11 @@ def look(method: str, others: Iterable[str] = ()) -> Look:
         method: an encoding, or a method of a comparison.
         others: every method of the figure, so that variants of one method are told apart.
     """
-    method = method_name(method)
-    name = method.partition(",")[0]
-    if method in _FAMILIES:
-        return _FAMILIES[method]
-    family = _FAMILIES.get(name, Look(name, BLACK, "P", "-"))
-    variants = sorted({other for other in map(method_name, others) if other not in _FAMILIES} | {method})
+    spec = EncodingSpec.parse(method)
+    if spec.method in _FAMILIES:
+        return _FAMILIES[spec.method]
+    family = _FAMILIES.get(spec.family, Look(spec.family, BLACK, "P", "-"))
+    variants = sorted({other for other in others if other not in _FAMILIES} | {method})
     marker, line = _VARIANTS[variants.index(method) % len(_VARIANTS)]
     return Look(method_label(method), family.colour, marker, line, filled=False)
 
@@ -170,17 +144,14 @@ def order(methods: Iterable[str]) -> list[str]:
 
 def place(method: str) -> tuple[int, str]:
     """A key that sorts methods so."""
-    name, families = method_name(method), list(_FAMILIES)
-    family = name.partition(",")[0]
-    return families.index(family) if family in families else len(families), name
+    family, families = EncodingSpec.parse(method).family, list(_FAMILIES)
+    return families.index(family) if family in families else len(families), method
 
 
-def _number(text: str) -> str:
-    """A number without the ways of writing it that do not matter; other text as it is."""
-    try:
-        return f"{float(text):.12g}" if abs(float(text)) < 1e12 else text
-    except ValueError:
-        return text.strip("\"'")
+def plain_methods(methods: Iterable[str], most: int) -> list[str]:
+    """Methods in order, some at most; their variants only where there is room."""
+    names = order(methods)
+    return sorted(sorted(names, key=lambda name: bool(EncodingSpec.parse(name).options))[:most], key=names.index)
 
 
 def styled(draw: Callable[Arguments, Any]) -> Callable[Arguments, Any]:
@@ -202,10 +173,10 @@ def new_figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def missing(width: float, height: float, text: str) -> Any:
-    """A figure of the same size that says what is missing, and in a line of its own which command makes it."""
-    figure = new_figure(width, height)
-    say(figure.add_subplot(), text, width)
+def said(found: Missing) -> Any:
+    """A figure that says what is missing, and in a line of its own which command makes it."""
+    figure = new_figure(PAGE, 1.5)
+    say(figure.add_subplot(), f"{found.text}:\n{found.command}", PAGE)
     return figure
 
 
@@ -236,26 +207,6 @@ def thousands(axis: Any) -> None:
     from matplotlib.ticker import FuncFormatter
 
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-
-
-def smooth(sums: Floats, counts: Floats, deviation: float) -> Floats:
-    """Means by position under a Gaussian kernel, each token counted alike; NaN where there is none.
-
-    Args:
-        sums, counts: what is averaged, and how many, at each position.
-        deviation: of the kernel, in positions.
-    """
-    reach = max(1, int(4 * deviation))
-    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / max(deviation, 1e-6)) ** 2)
-    over, under = (np.convolve(values, kernel)[reach : reach + len(values)] for values in (sums, counts))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        means: Floats = np.where(under > 1e-9, over / under, np.nan)
-    return means
-
-
-def thinned(count: int, most: int) -> npt.NDArray[np.int64]:
-    """Indices of at most so many of `count` points, evenly spread, the first and last among them."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 
 def save(figure: Any, folder: Path, name: str) -> list[Path]:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from lerope.report.collect import Bundle, RunFiles, collect
+from lerope.core.run import HISTORY, METRICS, RUN, provenance
+from lerope.report.collect import Bundle, RunFiles, collect, result_files
 from lerope.report.page import as_json, render
-from lerope.report.payload import payload, run_payload
-from lerope.runs import FREQUENCIES, METRICS, RESULTS, RUN, provenance
+from lerope.report.payload import OneRun, payload, run_payload
 
 ADDRESS = "127.0.0.1"
 REFRESH_SECONDS = 3.0
@@ -38,7 +38,7 @@ class Source:
         self._lock = threading.Lock()
         self._made = provenance()
         self._results: tuple[_Stamp, Bundle] | None = None
-        self._runs: dict[Path, tuple[_Stamp, dict[str, Any]]] = {}
+        self._runs: dict[Path, tuple[_Stamp, OneRun]] = {}
 
     def read(self) -> dict[str, Any]:
         """What `payload` gives, and the time that the page should wait between two looks."""
@@ -56,9 +56,9 @@ class Source:
         # Fresh objects, because each reads its records once.
         return replace(bundle, runs=[RunFiles(files.run, files.results) for files in bundle.runs])
 
-    def _run(self, files: RunFiles) -> dict[str, Any]:
+    def _run(self, files: RunFiles) -> OneRun:
         folder = files.run.path
-        stamp = _stamp([*_results(folder), folder / METRICS, folder / FREQUENCIES])
+        stamp = _stamp([*_results(folder), folder / METRICS, folder / HISTORY])
         known = self._runs.get(folder)
         if known is None or known[0] != stamp:
             known = self._runs[folder] = stamp, run_payload(files)
@@ -69,7 +69,7 @@ def _results(path: Path) -> Iterator[Path]:
     """Descriptions and results of all runs in a folder."""
     for run in [path / RUN] if (path / RUN).is_file() else sorted(path.rglob(RUN)):
         yield run
-        yield from sorted((run.parent / RESULTS).glob("*.json"))
+        yield from result_files(run.parent)
 
 
 def _stamp(files: Iterable[Path]) -> _Stamp:

@@ -4,22 +4,17 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lerope.rotary.frequencies import (
-    SIZES,
-    Layout,
-    Parametrization,
-    Sharing,
-    check_choice,
-    check_frequencies,
-    check_rotary_dim,
-)
+from lerope.core.checks import check_choice, check_rotary_dim
+from lerope.core.encoding import Layout, Parametrization, Sharing
+from lerope.core.files import read_signed, write_signed
+from lerope.rotary.frequencies import SIZES, check_frequencies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +33,18 @@ class Frequencies:
     log_scales: list[Any] | None
     """ln(frequency / RoPE's frequency at `base`), null where that is not finite; null without a base."""
 
+    def __post_init__(self) -> None:
+        check_choice("layout", self.layout, Layout)
+        check_choice("sharing", self.sharing, Sharing)
+        if self.parametrization is not None:
+            check_choice("parametrization", self.parametrization, Parametrization)
+        rotary_dim = check_rotary_dim(self.head_dim, self.rotary_dim)
+        try:
+            values = self.tensor()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"frequencies must be lists of numbers, all of one length ({error}).") from None
+        check_shape(check_frequencies(values), rotary_dim // 2, self.sharing)
+
     def tensor(self) -> Tensor:
         """The frequencies as a float32 tensor on the CPU."""
         return torch.tensor(self.frequencies, dtype=torch.float32, device="cpu")
@@ -49,58 +56,15 @@ class Frequencies:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file whole or not at all."""
-        target = Path(path)
-        text = json.dumps({**asdict(self), "fingerprint": self.fingerprint()}, indent=1, allow_nan=False)
-        partial = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            partial.write_text(text + "\n", encoding="utf-8")
-            partial.replace(target)
+            write_signed(Path(path), self)
         except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise ValueError(f"{target} cannot be written: {error.strerror}.") from None
+            raise ValueError(f"{path} cannot be written: {error.strerror}.") from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Frequencies":
         """Reads and checks a file; whatever is wrong with it is one ValueError that names the file."""
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ValueError(f"{path} does not exist; write it with encoding.save(path).") from None
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path} is not whole JSON ({error}); save it again with encoding.save(path).") from None
-        except OSError as error:
-            raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
-        if not isinstance(content, dict):
-            raise ValueError(f"{path} must hold a JSON object; got {type(content).__name__}.")
-        expected = {"fingerprint", *(field.name for field in fields(cls))}
-        for name in sorted(expected ^ set(content)):
-            what = "missing" if name in expected else "unknown"
-            raise ValueError(f"{path}: field {name} is {what}; save the file again with encoding.save(path).")
-        fingerprint = content.pop("fingerprint")
-        result = cls(**content)
-        try:
-            result._check()
-            actual = result.fingerprint()
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-        if actual != fingerprint:
-            raise ValueError(
-                f"{path}: fingerprint {str(fingerprint)[:12]} does not match the content ({actual[:12]}); the file was "
-                "changed by hand or damaged, save it again with encoding.save(path)."
-            )
-        return result
-
-    def _check(self) -> None:
-        check_choice("layout", self.layout, Layout)
-        check_choice("sharing", self.sharing, Sharing)
-        if self.parametrization is not None:
-            check_choice("parametrization", self.parametrization, Parametrization)
-        rotary_dim = check_rotary_dim(self.head_dim, self.rotary_dim)
-        try:
-            values = self.tensor()
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"frequencies must be lists of numbers, all of one length ({error}).") from None
-        check_shape(check_frequencies(values), rotary_dim // 2, self.sharing)
+        return read_signed(Path(path), cls, "save it with encoding.save(path)")
 
 
 def check_shape(frequencies: Tensor, bands: int, sharing: Sharing) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lerope.core.checks import check_choice, check_count, check_rotary_dim
+from lerope.core.encoding import BASE, Layout, Parametrization, Sharing
+from lerope.core.recipe import Kernel
 from lerope.rotary import frequencies as fq
 from lerope.rotary.artifact import Frequencies, check_shape, log_scales
-from lerope.rotary.kernels import Kernel
 from lerope.rotary.rotate import Rotation, as_positions, check_heads
 
 
@@ -31,19 +33,17 @@ class Encoding(nn.Module):
 
     theta: Tensor
     base: float | None = None
-    parametrization: fq.Parametrization | None = None
-    sharing: fq.Sharing = "shared"
+    parametrization: Parametrization | None = None
+    sharing: Sharing = "shared"
     num_layers: int | None = None
     kernel: Kernel = "auto"
     """What rotates: the fused Triton kernel where it can run (auto), that or an error (triton), or plain torch."""
 
-    def __init__(
-        self, head_dim: int, theta: Tensor, *, rotary_dim: int | None = None, layout: fq.Layout = "half"
-    ) -> None:
+    def __init__(self, head_dim: int, theta: Tensor, *, rotary_dim: int | None = None, layout: Layout = "half") -> None:
         super().__init__()
-        self.rotary_dim = fq.check_rotary_dim(head_dim, rotary_dim)
+        self.rotary_dim = check_rotary_dim(head_dim, rotary_dim)
         self.head_dim = head_dim
-        fq.check_choice("layout", layout, fq.Layout)
+        check_choice("layout", layout, Layout)
         self.layout = layout
         if fq.check_frequencies(theta).is_meta:
             raise ValueError("frequencies are on the meta device and hold no values; build them with device='cpu'.")
@@ -124,7 +124,7 @@ class Encoding(nn.Module):
         """What frequencies.json holds: all layers' frequencies and how they came about."""
         values = fq.check_frequencies(self._all_frequencies()).float().cpu()
         if train_length is not None:
-            fq.check_count("train_length", train_length)
+            check_count("train_length", train_length)
         scales = None if self.base is None else log_scales(values, fq.geometric(self.rotary_dim, self.base))
         return Frequencies(
             head_dim=self.head_dim,
@@ -219,7 +219,7 @@ class NoPE(Encoding):
     """No position encoding: q and k come back untouched."""
 
     def __init__(self, head_dim: int) -> None:
-        super().__init__(head_dim, torch.zeros(fq.check_rotary_dim(head_dim, None) // 2, device="cpu"))
+        super().__init__(head_dim, torch.zeros(check_rotary_dim(head_dim, None) // 2, device="cpu"))
 
     def forward(
         self, q: Tensor | None, k: Tensor | None, positions: Tensor | int, layer: int | None = None
@@ -232,9 +232,9 @@ class RoPE(Encoding):
     """Fixed frequencies base^(-2m / head_dim). The exponent counts over rotary_dim where that is smaller."""
 
     def __init__(
-        self, head_dim: int, base: float = 10_000.0, *, rotary_dim: int | None = None, layout: fq.Layout = "half"
+        self, head_dim: int, base: float = BASE, *, rotary_dim: int | None = None, layout: Layout = "half"
     ) -> None:
-        theta = fq.geometric(fq.check_rotary_dim(head_dim, rotary_dim), base)
+        theta = fq.geometric(check_rotary_dim(head_dim, rotary_dim), base)
         super().__init__(head_dim, theta, rotary_dim=rotary_dim, layout=layout)
         self.base = float(base)
 
@@ -242,8 +242,8 @@ class RoPE(Encoding):
 class PRoPE(Encoding):
     """p-RoPE: RoPE whose slowest bands, all m >= p * head_dim / 2, do not turn at all."""
 
-    def __init__(self, head_dim: int, base: float = 10_000.0, p: float = 0.75, *, layout: fq.Layout = "half") -> None:
-        theta = fq.keep_fastest(fq.geometric(fq.check_rotary_dim(head_dim, None), base), p)
+    def __init__(self, head_dim: int, base: float = BASE, p: float = 0.75, *, layout: Layout = "half") -> None:
+        theta = fq.keep_fastest(fq.geometric(check_rotary_dim(head_dim, None), base), p)
         super().__init__(head_dim, theta, layout=layout)
         self.base = float(base)
         self.p = float(p)
@@ -266,28 +266,28 @@ class LeRoPE(Encoding):
     """
 
     alpha: nn.Parameter
-    parametrization: fq.Parametrization
+    parametrization: Parametrization
 
     def __init__(
         self,
         head_dim: int,
-        base: float = 10_000.0,
-        parametrization: fq.Parametrization = "log",
-        sharing: fq.Sharing = "shared",
+        base: float = BASE,
+        parametrization: Parametrization = "log",
+        sharing: Sharing = "shared",
         num_layers: int | None = None,
         num_heads: int | None = None,
         *,
         rotary_dim: int | None = None,
-        layout: fq.Layout = "half",
+        layout: Layout = "half",
     ) -> None:
-        fq.check_choice("parametrization", parametrization, fq.Parametrization)
-        fq.check_choice("sharing", sharing, fq.Sharing)
-        theta = fq.geometric(fq.check_rotary_dim(head_dim, rotary_dim), base)
+        check_choice("parametrization", parametrization, Parametrization)
+        check_choice("sharing", sharing, Sharing)
+        theta = fq.geometric(check_rotary_dim(head_dim, rotary_dim), base)
         given = {"num_layers": num_layers, "num_heads": num_heads}
         for field, value in given.items():
             if value is not None or field in fq.SIZES[sharing]:
-                fq.check_count(field, value)
-        sizes = [fq.check_count(field, given[field]) for field in fq.SIZES[sharing]]
+                check_count(field, value)
+        sizes = [check_count(field, given[field]) for field in fq.SIZES[sharing]]
         super().__init__(head_dim, theta, rotary_dim=rotary_dim, layout=layout)
         self.base = float(base)
         self.parametrization = parametrization
@@ -309,10 +309,10 @@ class LeRoPE(Encoding):
         cls,
         theta: Tensor,
         head_dim: int | None = None,
-        parametrization: fq.Parametrization = "log",
+        parametrization: Parametrization = "log",
         *,
         base: float | None = None,
-        layout: fq.Layout = "half",
+        layout: Layout = "half",
     ) -> "LeRoPE":
         """A LeRoPE that starts from given frequencies: a pre-trained model's, its RoPE scaling included.
 
@@ -364,11 +364,11 @@ class FrozenRoPE(Encoding):
         self,
         frequencies: Tensor,
         head_dim: int | None = None,
-        sharing: fq.Sharing = "shared",
+        sharing: Sharing = "shared",
         *,
-        layout: fq.Layout = "half",
+        layout: Layout = "half",
     ) -> None:
-        fq.check_choice("sharing", sharing, fq.Sharing)
+        check_choice("sharing", sharing, Sharing)
         bands = fq.check_frequencies(frequencies).shape[-1]
         check_shape(frequencies, bands, sharing)
         super().__init__(2 * bands if head_dim is None else head_dim, frequencies, rotary_dim=2 * bands, layout=layout)

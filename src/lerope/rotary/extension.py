@@ -10,7 +10,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lerope.rotary.frequencies import check_choice, check_count, check_frequencies, check_number, geometric
+from lerope.core.checks import check_choice, check_count, check_number
+from lerope.rotary.frequencies import check_frequencies, geometric
 
 Method = Literal["none", "pi", "ntk_by_parts", "yarn", "dominant_band"]
 

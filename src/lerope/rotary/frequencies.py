@@ -5,14 +5,12 @@ A band m turns by `theta[m]` radians per token. Nothing in this module holds sta
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-Layout = Literal["half", "interleaved"]
-Parametrization = Literal["log", "linear", "direct"]
-Sharing = Literal["shared", "layer", "head", "layer_head"]
+from lerope.core.checks import check_count, check_number
+from lerope.core.encoding import Parametrization, Sharing
 
 # What each sharing counts, in the order of the dimensions before the bands.
 SIZES: dict[Sharing, tuple[str, ...]] = {
@@ -26,27 +24,6 @@ SIZES: dict[Sharing, tuple[str, ...]] = {
 DEAD_TURNS = 0.01
 
 
-def check_choice(field: str, value: object, choices: object) -> None:
-    """Raises unless `value` is one of the strings of a Literal type."""
-    names = get_args(choices)
-    if value not in names:
-        raise ValueError(f"{field} must be one of {', '.join(names)}; got {value!r}.")
-
-
-def check_count(field: str, value: object) -> int:
-    """Raises unless `value` is a positive whole number."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{field} must be a positive whole number; got {value!r}.")
-    return value
-
-
-def check_number(field: str, value: object) -> float:
-    """Raises unless `value` is a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{field} must be a finite number; got {value!r}.")
-    return float(value)
-
-
 def check_frequencies(frequencies: object, look: bool = True) -> Tensor:
     """Raises unless `frequencies` is a float32 or float64 tensor of bands, finite where we may `look` at values."""
     if not isinstance(frequencies, Tensor):
@@ -58,17 +35,6 @@ def check_frequencies(frequencies: object, look: bool = True) -> Tensor:
     if look and not frequencies.is_meta and not bool(frequencies.isfinite().all()):
         raise ValueError(f"frequencies must be finite; got {frequencies[~frequencies.isfinite()][0].item()}.")
     return frequencies
-
-
-def check_rotary_dim(head_dim: int, rotary_dim: int | None) -> int:
-    """The number of leading dimensions of a head that turn: all of them unless told otherwise."""
-    if check_count("head_dim", head_dim) % 2:
-        raise ValueError(f"head_dim must be even, because bands are pairs of dimensions; got {head_dim}.")
-    if rotary_dim is None:
-        return head_dim
-    if check_count("rotary_dim", rotary_dim) % 2 or rotary_dim > head_dim:
-        raise ValueError(f"rotary_dim must be even and at most head_dim = {head_dim}; got {rotary_dim}.")
-    return rotary_dim
 
 
 def geometric(rotary_dim: int, base: float) -> Tensor:

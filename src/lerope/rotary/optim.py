@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from lerope.core.checks import check_number
 from lerope.rotary.encodings import Encoding
-from lerope.rotary.frequencies import check_number
 
 
 def frequency_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lerope.rotary.frequencies import Layout, check_choice, check_count, check_frequencies, check_rotary_dim
-from lerope.rotary.kernels import Choice, Kernel, choose
+from lerope.core.checks import check_choice, check_count, check_rotary_dim
+from lerope.core.encoding import Layout
+from lerope.core.recipe import Kernel
+from lerope.rotary.dispatch import Choice, choose
+from lerope.rotary.frequencies import check_frequencies
 
 # Elements the CPU works on at a time: the temporaries of one tile then stay in its cache.
 _TILE_ELEMENTS = 1 << 19

@@ -1,6 +1,6 @@
 """Scaling mathematics: compute, multipliers, fits, and whether differences are more than noise. No torch."""
 
-from lerope.scaling.compute import ladder_compute
+from lerope.core.ladder import ladder_compute
 from lerope.scaling.fits import (
     Hinge,
     JointFit,
@@ -12,7 +12,7 @@ from lerope.scaling.fits import (
 )
 from lerope.scaling.multipliers import compute_multipliers
 from lerope.scaling.seeds import Effect, GainCaptured, Interval, effect, gain_captured
-from lerope.scaling.wavelengths import WavelengthRatio, wavelength_ratio
+from lerope.scaling.wavelengths import WavelengthRatio, left_out_of_ratio, wavelength_ratio
 
 __all__ = [
     "Effect",
@@ -30,5 +30,6 @@ __all__ = [
     "fit_power_law",
     "gain_captured",
     "ladder_compute",
+    "left_out_of_ratio",
     "wavelength_ratio",
 ]

@@ -23,6 +23,11 @@ class PowerLaw:
     rmse: float
     """Root mean square of the residuals at the points of the fit, in nats."""
 
+    @property
+    def falls(self) -> bool:
+        """Whether the loss falls with compute, so that it has one compute."""
+        return self.alpha > 0 and self.A > 0
+
     def loss(self, compute: Values) -> Floats:
         """The loss at a compute."""
         return self.E + self.A * np.asarray(compute, np.float64) ** -self.alpha
@@ -54,6 +59,11 @@ class Hinge:
     c2: float
     x0: float
     rmse: float
+
+    @property
+    def falls(self) -> bool:
+        """Whether the loss falls with compute, so that it has one compute."""
+        return self.c1 > 0 and self.c2 > 0
 
     def loss(self, compute: Values) -> Floats:
         """The loss at a compute."""

@@ -24,16 +24,22 @@ def compute_multipliers(compute: Values, baseline_loss: Values, variant_loss: Va
         baseline_loss, variant_loss: nats, one for each rung.
     """
     c, baseline, variant = checked(compute, baseline_loss, variant_loss)
+    if not falls(c, baseline):
+        raise ValueError(f"baseline_loss must fall with compute, or no loss has one compute; got {baseline.tolist()}.")
     order = np.argsort(c)
     x, y = np.log(c[order]), baseline[order]
-    if not (np.diff(y) < 0).all():
-        raise ValueError(f"baseline_loss must fall with compute, or no loss has one compute; got {baseline.tolist()}.")
     # Losses fall along x, so that the segment of a loss is found among the falling ones.
     segment = np.clip(np.searchsorted(-y, -variant, side="right") - 1, 0, len(x) - 2)
     slope = (x[segment + 1] - x[segment]) / (y[segment + 1] - y[segment])
     reached = x[segment] + slope * (variant - y[segment])
     multipliers: Floats = np.exp(reached - np.log(c))
     return multipliers
+
+
+def falls(compute: Values, loss: Values) -> bool:
+    """Whether more compute is a lower loss at every step."""
+    c, y = checked(compute, loss)
+    return bool((np.diff(y[np.argsort(c)]) < 0).all())
 
 
 def checked(compute: Values, *losses: Values) -> tuple[Floats, ...]:

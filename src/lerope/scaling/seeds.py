@@ -56,6 +56,11 @@ class Effect:
     both: Interval | None
 
     @property
+    def seed_deviation(self) -> float | None:
+        """The standard deviation of the paired differences over seeds; None with one."""
+        return float(np.std(self.by_seed, ddof=1)) if len(self.by_seed) > 1 else None
+
+    @property
     def decisive(self) -> Interval:
         """The interval to decide by: over both, or over documents where there is one seed."""
         return self.both or self.documents

@@ -8,14 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from lerope.results import Multipliers
-from lerope.runs import provenance
-from lerope.scaling.compute import ladder_compute
-from lerope.scaling.evaluated import Paths, check_baseline, default_baseline, read_study
+from lerope.core.ladder import ladder_compute
+from lerope.core.run import provenance
+from lerope.results import FitParameter, Multipliers
+from lerope.scaling.evaluated import Paths, as_method, check_baseline, default_baseline, read_study
 from lerope.scaling.fits import Hinge, PowerLaw, efficiency_gain, fit_hinge, fit_joint, fit_power_law
-from lerope.scaling.multipliers import PIECEWISE, Floats, compute_multipliers, finite
+from lerope.scaling.multipliers import PIECEWISE, Floats, compute_multipliers, falls, finite
 
 FLOORS = (0.0, 0.3, 0.5, 0.8, 1.0)
+FITTED, SHARED = "fitted", "shared E"
+
+Fit = tuple[str, str, PowerLaw | Hinge]
+"""Estimator, method, and the fit to the method's losses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +40,16 @@ def read_losses(path: str | os.PathLike[str]) -> Losses:
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, skipinitialspace=True)
-            reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
+            reader.fieldnames = [as_method(name.strip()) for name in reader.fieldnames or []]
             rows = [row for row in reader if any(row.values())]
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist; name a CSV file of losses, {example}.") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} cannot be read as CSV ({error}); {example}.") from None
     names = list(rows[0]) if rows else []
+    given = [name for name in reader.fieldnames if name]
+    if len(set(given)) < len(given):
+        raise ValueError(f"{path} must name each column once; got {', '.join(given)}.")
     key = "compute" if "compute" in names else "rung"
     methods = [name for name in names if name and name not in ("rung", "compute")]
     if key not in names or len(methods) < 2:
@@ -62,7 +69,7 @@ def read_losses(path: str | os.PathLike[str]) -> Losses:
 def read_runs(paths: Paths, baseline: str | None = None, evaluation: str = "eval") -> Losses:
     """The same of evaluated runs: each method's loss at each rung is its mean over the seeds that all methods have."""
     study = read_study(paths, evaluation)
-    check_baseline(study, baseline or default_baseline(study))
+    check_baseline(study, as_method(baseline or default_baseline(study)))
     if len(study) < 2:
         raise ValueError(f"name runs of two rungs or more, or losses have no slope; got {', '.join(study)}.")
     names = list(dict.fromkeys(method for methods in study.values() for method in methods))
@@ -83,25 +90,29 @@ def read_runs(paths: Paths, baseline: str | None = None, evaluation: str = "eval
         for name in names:
             losses[name].append(float(np.mean([methods[name][seed].evaluation.loss for seed in sorted(seeds)])))
     some = next(iter(next(iter(study.values()))[names[0]].values()))
-    settings = {"evaluation": evaluation, "data": some.run.identity["data"], **some.evaluation.settings}
+    settings = {"evaluation": evaluation, "data": some.run.identity.data, **some.evaluation.settings}
     return Losses(rungs=list(study), compute=compute, methods=losses, settings=settings, notes=notes)
 
 
 def study(losses: Losses, baseline: str | None = None) -> Multipliers:
     """Multipliers, efficiency gains and how far they depend on the fit, for every method against the baseline.
 
-    What needs more points than there are is left out. The baseline is rope unless given, or the first method.
+    What needs more points than there are is left out; what needs a loss that falls with compute is left out with a
+    note. The baseline is rope unless given, or the first method.
     """
     methods, compute = losses.methods, losses.compute
-    baseline = baseline or ("rope" if "rope" in methods else next(iter(methods)))
+    baseline = as_method(baseline or ("rope" if "rope" in methods else next(iter(methods))))
     if baseline not in methods:
         raise ValueError(f"baseline must be one of {', '.join(methods)}; got {baseline!r}.")
     others = [name for name in methods if name != baseline]
-    fits = _fits(losses, baseline)
+    fits, joint = _fits(losses, baseline)
+    usable = {estimator: fit for estimator, method, fit in fits if method == baseline and fit.falls}
+    falling = falls(compute, methods[baseline])
     gains: list[tuple[str, str, Floats]] = []
     for name in others:
-        gains.append((name, PIECEWISE, compute_multipliers(compute, methods[baseline], methods[name])))
-        gains += [(name, estimator, efficiency_gain(fit, compute, methods[name])) for estimator, fit in fits.items()]
+        if falling:
+            gains.append((name, PIECEWISE, compute_multipliers(compute, methods[baseline], methods[name])))
+        gains += [(name, estimator, efficiency_gain(fit, compute, methods[name])) for estimator, fit in usable.items()]
     points = list(zip(losses.rungs, compute, strict=True))
     return Multipliers(
         settings=losses.settings,
@@ -117,23 +128,54 @@ def study(losses: Losses, baseline: str | None = None) -> Multipliers:
             for name, estimator, values in gains
             for (rung, c), value in zip(points, values, strict=True)
         ],
-        fits=[
-            {"estimator": estimator, "parameter": parameter, "value": float(value)}
-            for estimator, fit in fits.items()
-            for parameter, value in vars(fit).items()
-        ],
-        notes=losses.notes,
+        fits=_parameters(fits, joint),
+        notes=[*losses.notes, *_left_out(losses, baseline, falling, fits)],
     )
 
 
-def _fits(losses: Losses, baseline: str) -> dict[str, PowerLaw | Hinge]:
-    """What the number of points allows."""
+def _fits(losses: Losses, baseline: str) -> tuple[list[Fit], float | None]:
+    """What the number of points allows, and the error of the joint fit over all methods."""
     compute, loss = losses.compute, losses.methods[baseline]
-    fits: dict[str, PowerLaw | Hinge] = {}
+    found: list[Fit] = []
+    joint = None
     if len(compute) >= 3:
-        fits["fitted"] = fit_power_law(compute, loss)
-        fits |= {f"E = {floor:g}": fit_power_law(compute, loss, floor) for floor in FLOORS if floor < min(loss)}
-        fits["shared E"] = fit_joint(compute, losses.methods).methods[baseline]
+        found.append((FITTED, baseline, fit_power_law(compute, loss)))
+        for floor in FLOORS:
+            if floor < min(loss):
+                found.append((f"E = {floor:g}", baseline, fit_power_law(compute, loss, floor)))
+        shared = fit_joint(compute, losses.methods)
+        found += [(SHARED, name, fit) for name, fit in shared.methods.items()]
+        joint = shared.rmse
     if len(compute) >= 4:
-        fits["hinge"] = fit_hinge(compute, loss)
-    return fits
+        found.append(("hinge", baseline, fit_hinge(compute, loss)))
+    return found, joint
+
+
+def _parameters(fits: list[Fit], joint: float | None) -> list[FitParameter]:
+    found: list[FitParameter] = [
+        {"estimator": estimator, "method": method, "parameter": parameter, "value": float(value)}
+        for estimator, method, fit in fits
+        for parameter, value in vars(fit).items()
+    ]
+    if joint is not None:
+        found.append({"estimator": SHARED, "method": None, "parameter": "rmse", "value": joint})
+    return found
+
+
+def _left_out(losses: Losses, baseline: str, falling: bool, fits: list[Fit]) -> list[str]:
+    """Sentences for estimators that cannot say at which compute the baseline has a loss."""
+    notes = []
+    if not falling:
+        values = ", ".join(
+            f"{loss:.4f}" for _, loss in sorted(zip(losses.compute, losses.methods[baseline], strict=True))
+        )
+        notes.append(
+            f"There are no multipliers {PIECEWISE}: the loss of {baseline} does not fall with compute at every rung "
+            f"({values})."
+        )
+    rising = [estimator for estimator, method, fit in fits if method == baseline and not fit.falls]
+    if rising:
+        notes.append(
+            f"There are no multipliers from {', '.join(rising)}: as fitted, {baseline} gets worse with compute."
+        )
+    return notes

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lerope.core.encoding import EncodingSpec
+from lerope.results import Bands
 from lerope.scaling.multipliers import Values
 
 
@@ -19,6 +21,20 @@ class WavelengthRatio:
     """The least-squares slope through the origin: a run counts with the square of its length."""
     largest_weight: float
     """The share of the slope's weight that the run with the largest has; near 1, the slope is that run's ratio."""
+
+
+def left_out_of_ratio(bands: Bands) -> str | None:
+    """Why a run does not count in the ratio; None if it does.
+
+    The ratio is of runs whose frequencies were learned, one set for all layers and heads, and have a dominant band.
+    """
+    recipe = bands.run.get("recipe")
+    spec = None if recipe is None else EncodingSpec.parse(recipe["encoding"])
+    if spec is None or spec.family != "lerope":
+        return "frequencies are not learned"
+    if (sharing := dict(spec.options).get("sharing")) is not None:
+        return f"own to each {sharing.replace('_', ' and ')}"
+    return None if bands.stands_out else "no band stands out"
 
 
 def wavelength_ratio(lengths: Values, wavelengths: Values) -> WavelengthRatio:

@@ -1,10 +1,9 @@
 """Checkpoints: torch's distributed checkpoints as safetensors files, in a folder that appears whole or not at all.
 
 `checkpoints/step-00001000/` holds one file for each rank that had something to write, and `checkpoint.json` with the
-hash of each. Any number of ranks can load it.
+hash of each, the step, and whose it is. Any number of ranks can load it.
 """
 
-import json
 import os
 import shutil
 import warnings
@@ -12,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,11 +21,23 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 from torch.optim import Optimizer
 
-from lerope.data.files import sha256_of
+from lerope.core.files import read_json, sha256_of, write_json
 from lerope.train.parallel import Ranks
 
 MARK = "checkpoint.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What `checkpoint.json` says."""
+
+    run: str
+    """`Run.digest`."""
+    step: int
+    num_ranks: int
+    sha256: dict[str, str]
+    """Of each file."""
 
 
 @dataclass(frozen=True)
@@ -56,44 +66,70 @@ def training_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     return state
 
 
-def save(folder: Path, step: int, state: dict[str, Tensor], ranks: Ranks, keep: int) -> None:
-    """Writes a checkpoint, then removes all but the newest `keep`; every rank calls this."""
-    path, partial = folder / f"step-{step:08d}", folder / f".saving-{step:08d}"
-    ranks.first(lambda: _clear(partial))
-    try:
-        with _alone():
-            writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
-            save_distributed(state, storage_writer=writer, no_dist=not dist.is_initialized())
-    except (OSError, CheckpointException) as error:
-        raise OSError(_reason(error)) from None
-    names = ranks.first(lambda: sorted(file.name for file in partial.glob("*.safetensors")))
-    hashes = _hashes(partial, names, ranks)
+@dataclass(frozen=True)
+class Store:
+    """Where a run's checkpoints are; every rank calls its methods."""
 
-    def commit() -> None:
-        with (partial / MARK).open("w", encoding="utf-8") as file:
-            json.dump({"step": step, "num_ranks": ranks.num_ranks, "sha256": hashes}, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        shutil.rmtree(path, ignore_errors=True)
-        partial.replace(path)
-        _sync_folder(folder)
-        for old in _steps(folder)[:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
+    folder: Path
+    run: str
+    """`Run.digest`: checkpoints of other runs are none of ours."""
+    ranks: Ranks
+    keep: int
+    """How many stay, the newest ones."""
 
-    ranks.first(commit)
+    def save(self, step: int, state: dict[str, Tensor]) -> None:
+        """Writes a checkpoint, then removes those that need not stay."""
+        ranks, folder = self.ranks, self.folder
+        path, partial = folder / f"step-{step:08d}", folder / f".saving-{step:08d}"
+        ranks.on_main(lambda: _clear(partial))
+        try:
+            with _alone():
+                writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
+                save_distributed(state, storage_writer=writer, no_dist=not dist.is_initialized())
+        except (OSError, CheckpointException) as error:
+            raise OSError(_reason(error)) from None
+        names = ranks.on_main(lambda: sorted(file.name for file in partial.glob("*.safetensors")))
+        mark = Mark(self.run, step, ranks.num_ranks, _hashes(partial, names, ranks))
 
+        def commit() -> None:
+            write_json(partial / MARK, mark)
+            shutil.rmtree(path, ignore_errors=True)
+            partial.replace(path)
+            _sync_folder(folder)
+            for old in _steps(folder)[: -self.keep]:
+                shutil.rmtree(old, ignore_errors=True)
 
-def newest(folder: Path, ranks: Ranks) -> tuple[Checkpoint | None, list[str]]:
-    """The newest whole checkpoint, and a sentence about each newer one that is damaged, which is put aside."""
-    complaints: list[str] = []
-    for path in reversed(ranks.first(lambda: _steps(folder))):
-        problem = _damage(path, ranks)
-        if problem is None:
-            return Checkpoint(path, int(path.name.rpartition("-")[2])), complaints
-        aside = path.with_name(f"damaged-{path.name}")
-        ranks.first(lambda path=path, aside=aside: _put_aside(path, aside))  # type: ignore[misc]
-        complaints.append(f"{path} is damaged ({problem}) and was passed over; it is now {aside.name}.")
-    return None, complaints
+        ranks.on_main(commit)
+
+    def newest(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest whole checkpoint, and a sentence about each newer one that is not, which is put aside."""
+        complaints: list[str] = []
+        for path in reversed(self.ranks.on_main(lambda: _steps(self.folder))):
+            step = int(path.name.rpartition("-")[2])
+            problem = self._problem(path, step)
+            if problem is None:
+                return Checkpoint(path, step), complaints
+            aside = path.with_name(f"damaged-{path.name}")
+            self.ranks.on_main(lambda path=path, aside=aside: _put_aside(path, aside))  # type: ignore[misc]
+            complaints.append(f"{path} is damaged ({problem}) and was passed over; it is now {aside.name}.")
+        return None, complaints
+
+    def _problem(self, path: Path, step: int) -> str | None:
+        """What is wrong with a checkpoint, if anything; ranks share the hashing."""
+        mark = self.ranks.on_main(lambda: _read_mark(path))
+        if mark is None:
+            return f"{MARK} is missing or not whole"
+        if mark.run != self.run:
+            return "it is another run's"
+        if mark.step != step:
+            return f"it is of step {mark.step:,}"
+        found = _hashes(path, sorted(mark.sha256), self.ranks)
+        for name, expected in mark.sha256.items():
+            if name not in found:
+                return f"{name} is missing"
+            if found[name] != expected:
+                return f"{name} has changed"
+        return None
 
 
 def load(checkpoint: Checkpoint, state: dict[str, Tensor]) -> None:
@@ -132,25 +168,10 @@ def _hashes(path: Path, names: list[str], ranks: Ranks) -> dict[str, str]:
     return found
 
 
-def _damage(path: Path, ranks: Ranks) -> str | None:
-    """What is wrong with a checkpoint, if anything; ranks share the hashing."""
-    content = ranks.first(lambda: _read_mark(path))
-    if content is None:
-        return f"{MARK} is missing or not whole"
-    found = _hashes(path, sorted(content), ranks)
-    for name, expected in content.items():
-        if name not in found:
-            return f"{name} is missing"
-        if found[name] != expected:
-            return f"{name} has changed"
-    return None
-
-
-def _read_mark(path: Path) -> dict[str, str] | None:
+def _read_mark(path: Path) -> Mark | None:
     try:
-        content: Any = json.loads((path / MARK).read_text(encoding="utf-8"))["sha256"]
-        return dict(content)
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_json(path / MARK, Mark, "")
+    except ValueError:
         return None
 
 

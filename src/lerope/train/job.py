@@ -4,29 +4,36 @@ import os
 import shlex
 import signal
 import sys
-from contextlib import ExitStack, closing
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from lerope.data.display import Display
+from lerope.core.files import sha256_of
+from lerope.core.ladder import flops_per_token, total_parameters
+from lerope.core.recipe import Recipe, Setup
+from lerope.core.run import PROFILE, RESULTS, Identity, Metrics, Start, read_metrics, read_run
+from lerope.core.signals import Signals
+from lerope.core.terminal import Display, process_start, readable
 from lerope.data.loader import Loader
 from lerope.data.shards import Corpus
-from lerope.data.signals import Signals
 from lerope.model import accounting, attention, gpus
 from lerope.model.saved import save_model
 from lerope.model.spec import build_encoding
-from lerope.results import Training
+from lerope.results import Timeline, Training
+from lerope.rotary.dispatch import choose
 from lerope.rotary.encodings import Encoding
-from lerope.rotary.kernels import choose
-from lerope.runs import METRICS, RESULTS, read_records, read_run
-from lerope.train.config import Recipe, Setup
-from lerope.train.metrics import Records, readable
+from lerope.train.checkpoint import Store
+from lerope.train.engine import Engine
+from lerope.train.hooks import Checkpoints, Frequencies, Profile, Progress, Validation
 from lerope.train.parallel import Ranks, captures, compiles, start_ranks
+from lerope.train.records import Records
 from lerope.train.rundir import RunDirectory, provenance
-from lerope.train.trainer import Trainer, last_validation_loss
+from lerope.train.trainer import Hook, Loop, Trainer
 
 # Tokens that go through the model at once on a CPU: more gain nothing there.
 _CPU_TOKENS = 8192
@@ -46,24 +53,35 @@ class Outcome:
     """The signal that asked the run to stop, if one did."""
 
 
-def train(recipe: Recipe, data: str | os.PathLike[str], out: Path | None = None, setup: Setup | None = None) -> Outcome:
+def train(
+    recipe: Recipe,
+    data: str | os.PathLike[str],
+    out: Path | None = None,
+    setup: Setup | None = None,
+    hooks: Sequence[Hook] = (),
+) -> Outcome:
     """Starts a run, or goes on with it if its directory is there; returns when it is finished or was asked to stop.
 
     Args:
-        recipe: what to train; see `lerope.train.config.recipe`.
+        recipe: what to train; see `lerope.core.recipe.recipe`.
         data: a folder that `lerope data prepare` wrote.
         out: the run directory; runs/RUNG-ENCODING-SEED unless given.
         setup: how this machine should do it.
+        hooks: of your own, called before validation and checkpoints; on several ranks the same everywhere.
     """
     setup = setup or Setup()
+    if recipe.row_order != "shuffled":
+        raise ValueError(
+            f"row_order must be shuffled, for no other order is trained any more; got {recipe.row_order!r}."
+        )
     ranks = start_ranks(setup.device)
     run = RunDirectory(out or Path("runs") / recipe.name)
-    ranks.first(lambda: check_corpus(data, recipe))
+    ranks.on_main(lambda: check_corpus(data, recipe))
 
     def open_all() -> tuple[Corpus, Encoding, Loader, int]:
         if setup.attention != "auto":
             dtype = torch.float32 if recipe.precision == "float32" else torch.bfloat16
-            problem = attention.obstacle(setup.attention, ranks.device, dtype)
+            problem = attention.backend_obstacle(setup.attention, ranks.device, dtype)
             if problem is not None:
                 raise ValueError(problem)
         captures(setup, ranks)
@@ -75,60 +93,81 @@ def train(recipe: Recipe, data: str | os.PathLike[str], out: Path | None = None,
         return corpus, encoding, loader, _micro_batch_rows(recipe, setup, ranks)
 
     corpus, encoding, loader, micro_batch_rows = ranks.together(open_all)
-    identity = {
-        "recipe": recipe.as_dict(),
-        "data": corpus.manifest.fingerprint(),
-        "initial_frequencies": encoding.artifact().fingerprint(),
-    }
-    start = {
+    fingerprints = {"data": corpus.manifest.fingerprint(), "initial_frequencies": encoding.artifact().fingerprint()}
+    identity = Identity(recipe=recipe, **fingerprints)
+    start = Start(
         **provenance(),
-        "command": resume_command(),
-        "data": str(data),
-        "setup": asdict(setup),
-        "num_ranks": ranks.num_ranks,
-        "device": str(ranks.device),
-        "micro_batch_rows": micro_batch_rows,
-    }
+        command=resume_command(),
+        data=str(data),
+        sources=corpus.manifest.sources,
+        code_share=corpus.manifest.code_share,
+        setup=asdict(setup),
+        num_ranks=ranks.num_ranks,
+        device=str(ranks.device),
+        micro_batch_rows=micro_batch_rows,
+        num_data_tokens=corpus.manifest.splits["train"].num_tokens,
+    )
     with ExitStack() as held:
-        ranks.first(lambda: held.enter_context(run.held()))
-        if ranks.first(lambda: run.open(identity, start)):
-            loss = ranks.first(lambda: last_validation_loss(run))
+        ranks.on_main(lambda: held.enter_context(run.held()))
+        if ranks.on_main(lambda: run.open(identity, start)):
+            loss = ranks.on_main(lambda: read_metrics(run.path).validation_loss)
             _say(ranks, _finished(run, loss))
             return Outcome(run.path, recipe.steps, True, loss, None)
-        peak = gpus.peak_flops(torch.cuda.get_device_name()) if ranks.device.type == "cuda" else None
-        trainer = Trainer(recipe, setup, corpus, loader, encoding, run, ranks, micro_batch_rows, peak)
+        engine = Engine(recipe, setup, loader, encoding, ranks, micro_batch_rows)
         _say(ranks, describe(recipe, corpus, ranks, micro_batch_rows, setup))
-        _say(ranks, f"kernels  {trainer.kernels()}")
-        return _carry_out(trainer, recipe, run, ranks)
+        _say(ranks, f"kernels  {engine.kernels()}")
+        with _explained(engine, run):
+            return _carry_out(engine, corpus, run, hooks)
 
 
-def _carry_out(trainer: Trainer, recipe: Recipe, run: RunDirectory, ranks: Ranks) -> Outcome:
-    first, complaints = trainer.resume()
+def _carry_out(engine: Engine, corpus: Corpus, run: RunDirectory, own_hooks: Sequence[Hook]) -> Outcome:
+    recipe, setup, ranks = engine.recipe, engine.setup, engine.ranks
+    digest = ranks.on_main(lambda: read_run(run.path).digest)
+    store = Store(run.checkpoints, digest, ranks, setup.keep_checkpoints)
+    first, complaints = engine.resume(store)
+    ranks.on_main(lambda: run.rewind(first if first else -1))
     for complaint in complaints:
         _say(ranks, f"warning: {complaint}")
     if first:
         _say(ranks, f"going on from step {first:,}")
+    peak = gpus.peak_flops(torch.cuda.get_device_name()) if ranks.device.type == "cuda" else None
+    with Signals() as signals, ExitStack() as opened:
+        display = opened.enter_context(Display()) if ranks.is_main else None
+        hooks: list[Hook] = []
+        if ranks.is_main:
+            hooks.append(Records(run.path, setup.trackers, recipe.name, asdict(recipe), first))
+        hooks += [
+            Progress(display),
+            *own_hooks,
+            Frequencies(setup.frequency_records),
+            Validation(corpus.validation, setup.validation_steps, display),
+            Checkpoints(store, setup.checkpoint_steps),
+        ]
+        if setup.profile:
+            hooks.append(Profile(run.path / PROFILE / f"rank{ranks.rank}.json.gz"))
+        loop = Trainer(engine, hooks, signals, peak).train(first)
+    loss = ranks.on_main(lambda: read_metrics(run.path).validation_loss)
+    if not loop.is_last:
+        _say(ranks, f"stopped at step {loop.step:,} with a checkpoint; go on with:\n  {resume_command()}")
+        return Outcome(run.path, loop.step, False, loss, signals.received or signal.SIGTERM)
+    weights = engine.weights()
+    frequencies = engine.model.encoding.artifact(recipe.row_length)
+
+    def finish() -> None:
+        save_model(run.model, recipe.model, weights, frequencies, corpus.tokenizer_path)
+        _summary(run, recipe, loop, first).save(run.path / RESULTS / "training.json")
+        run.finish({file.name: sha256_of(file) for file in sorted(run.model.iterdir())})
+
+    ranks.on_main(finish)
+    _say(ranks, _finished(run, loss))
+    return Outcome(run.path, loop.step, True, loss, None)
+
+
+@contextmanager
+def _explained(engine: Engine, run: RunDirectory) -> Iterator[None]:
+    """Turns a disk or a memory that is full into a sentence."""
     try:
-        with ExitStack() as opened, Signals() as signals:
-            records = display = None
-            if ranks.is_main:
-                records = Records(run.path, trainer.setup.trackers, recipe.name, recipe.as_dict(), first)
-                opened.enter_context(closing(records))
-                display = opened.enter_context(Display())
-            step = trainer.train(first, signals, records, display)
-        loss = ranks.first(lambda: last_validation_loss(run))
-        if step < recipe.steps:
-            _say(ranks, f"stopped at step {step:,} with a checkpoint; go on with:\n  {resume_command()}")
-            return Outcome(run.path, step, False, loss, signals.received or signal.SIGTERM)
-        weights = trainer.weights()
-        frequencies = trainer.model.encoding.artifact(recipe.row_length)
-
-        def finish() -> None:
-            save_model(run.model, recipe.model, weights, frequencies, trainer.corpus.tokenizer_path)
-            _summary(run, recipe).save(run.path / RESULTS / "training.json")
-            run.finish()
-
-        ranks.first(finish)
+        yield
     except OSError as error:
         raise ValueError(
             f"{run.path} cannot be written to ({error.strerror or error}): training stopped, the last checkpoint is "
@@ -137,12 +176,11 @@ def _carry_out(trainer: Trainer, recipe: Recipe, run: RunDirectory, ranks: Ranks
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
             raise
+        rows = f"{engine.micro_batch_rows} rows of {engine.recipe.row_length:,} tokens"
         raise ValueError(
-            f"memory ran out with {trainer.micro_batch_rows} rows of {recipe.row_length:,} tokens at a time; take "
-            "fewer with --micro-batch-rows, a shorter --row-length, --recompute, or --parallel fsdp on several GPUs."
+            f"memory ran out with {rows} at a time; take fewer with --micro-batch-rows, a shorter --row-length, "
+            "--recompute, or --parallel fsdp on several GPUs."
         ) from None
-    _say(ranks, _finished(run, loss))
-    return Outcome(run.path, step, True, loss, None)
 
 
 def _finished(run: RunDirectory, loss: float | None) -> str:
@@ -163,17 +201,17 @@ def check_corpus(data: str | os.PathLike[str], recipe: Recipe) -> None:
 def describe(recipe: Recipe, corpus: Corpus, ranks: Ranks, micro_batch_rows: int, setup: Setup) -> str:
     """The plan of a run in a few lines."""
     model, split = recipe.model, corpus.manifest.splits["train"]
-    tokens = recipe.steps * recipe.batch_tokens
+    tokens = recipe.num_tokens
     epochs = tokens / split.num_tokens
     num_rows = recipe.batch_rows // ranks.num_ranks
     each = f", {num_rows} on each of {ranks.num_ranks} ranks" if ranks.num_ranks > 1 else ""
     some = f", {micro_batch_rows} at a time" if micro_batch_rows < num_rows else ""
-    flops = accounting.flops_per_token(model, recipe.row_length) * tokens
+    flops = flops_per_token(model, recipe.row_length) * tokens
     where = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "CPU"
     shared = f"{ranks.num_ranks} x {where}, {setup.parallel}" if ranks.num_ranks > 1 else where
     lines = {
         "run": f"{recipe.name}: {model.num_layers} layers, width {model.width}, {model.num_heads} heads, "
-        f"{readable(accounting.total_parameters(model))} parameters",
+        f"{readable(total_parameters(model))} parameters",
         "data": f"{readable(split.num_tokens)} tokens in {split.num_documents:,} documents, "
         f"{epochs:.2f} epochs, unigram entropy {split.unigram_entropy:.3f} nats",
         "batch": f"{recipe.batch_rows} rows of {recipe.row_length:,} tokens{each}{some}",
@@ -222,21 +260,34 @@ def _micro_batch_rows(recipe: Recipe, setup: Setup, ranks: Ranks) -> int:
     )
 
 
-def _summary(run: RunDirectory, recipe: Recipe) -> Training:
+def _summary(run: RunDirectory, recipe: Recipe, loop: Loop, first: int) -> Training:
     """What `results/training.json` says."""
-    steps = [record for record in read_records(run.path / METRICS) if "loss" in record]
-    seconds = sum(record["seconds"] for record in steps)
+    metrics = read_metrics(run.path)
+    seconds = sum(record.seconds for record in metrics.steps)
     return Training(
         run=read_run(run.path).label,
         settings={},
         provenance=provenance(),
         num_steps=recipe.steps,
-        num_tokens=recipe.steps * recipe.batch_tokens,
-        loss=steps[-1]["loss"],
-        validation_loss=last_validation_loss(run),
+        num_tokens=recipe.num_tokens,
+        loss=metrics.steps[-1].loss,
+        validation_loss=metrics.validation_loss,
         seconds=seconds,
-        wait_share=sum(record["wait_seconds"] for record in steps) / seconds,
+        wait_share=sum(record.wait_seconds for record in metrics.steps) / seconds,
         peak_memory_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+        last_start=_timeline(metrics, loop, first),
+    )
+
+
+def _timeline(metrics: Metrics, loop: Loop, first: int) -> Timeline:
+    """Where the time of the command that finished the run went."""
+    begun, first_step = process_start(), loop.first_step_time
+    return Timeline(
+        num_steps=loop.step - first,
+        total_seconds=time.monotonic() - begun,
+        first_step_seconds=None if first_step is None else first_step - begun,
+        step_seconds=sum(record.seconds for record in metrics.steps if record.step > first),
+        hook_seconds=loop.seconds,
     )
 
 

@@ -10,13 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lerope.model.accounting import Parallel
-from lerope.model.config import ModelConfig
+from lerope.core.ladder import ModelConfig
+from lerope.core.recipe import Parallel, Precision, Setup
 from lerope.model.init import init_weights
 from lerope.model.transformer import Transformer
+from lerope.rotary.dispatch import triton_obstacle
 from lerope.rotary.encodings import Encoding
-from lerope.rotary.kernels import obstacle
-from lerope.train.config import Setup
 
 Result = TypeVar("Result")
 
@@ -56,7 +55,7 @@ class Ranks:
         dist.all_gather_object(values, value)
         return values
 
-    def first(self, function: Callable[[], Result]) -> Result:
+    def on_main(self, function: Callable[[], Result]) -> Result:
         """What the main rank's call returns, on every rank; what goes wrong there is raised on every rank."""
         box: list[tuple[Any, str | None]] = [_attempt(function) if self.is_main else (None, None)]
         if dist.is_initialized():
@@ -87,9 +86,18 @@ def _attempt(function: Callable[[], Any]) -> tuple[Any, str | None]:
         return None, str(error)
 
 
+def usual_precision(device: str) -> Precision:
+    """What a run on this device is trained in unless told otherwise."""
+    return "bf16" if _kind(device).startswith("cuda") else "float32"
+
+
+def _kind(device: str) -> str:
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+
+
 def start_ranks(device: str) -> Ranks:
     """Joins the other processes if torchrun started this one, and takes a device."""
-    kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    kind = _kind(device)
     try:
         chosen = torch.device(kind)
     except RuntimeError:
@@ -133,10 +141,11 @@ def build(config: ModelConfig, encoding: Encoding, seed: int, setup: Setup, rank
     """Builds the model without memory, shards it, gives each rank its part, and fills it from the seed."""
     with torch.device("meta"):
         model = Transformer(config, encoding)
+    model.use_kernel(setup.kernel)
     model.recompute = setup.recompute
     if compiles(setup, ranks):
         # The last norm is one operator where kernels are fused; compiled, it would be given a gradient full of zeros.
-        fused = setup.kernel != "reference" and obstacle(torch.empty(0, device=ranks.device)) is None
+        fused = setup.kernel != "reference" and triton_obstacle(torch.empty(0, device=ranks.device)) is None
         for module in model.blocks if fused else (*model.blocks, model.norm):
             module.compile()
     sharded = ranks.num_ranks > 1 and setup.parallel != "ddp"

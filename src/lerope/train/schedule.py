@@ -1,9 +1,8 @@
 """The factor gamma in [0, 1] that multiplies learning rate and weight decay at each step."""
 
 import math
-from typing import Literal
 
-Schedule = Literal["cosine", "wsd", "constant"]
+from lerope.core.recipe import Schedule
 
 # Share of a warm-up, stable, decay run that decays.
 WSD_DECAY = 0.2

@@ -1,10 +1,11 @@
 """Every figure of the paper and some of ours, drawn from result files alone: one module each.
 
-A module has NAME (of its files), TITLE, CAPTION and `draw(bundle)`, which gives a matplotlib figure; where inputs are
-missing, one of the same size that says so and names the command that makes them.
+A module has NAME (of its files), TITLE, CAPTION and `draw(bundle)`, which gives a matplotlib figure, or raises
+`Missing` with the command that makes what it needs.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -26,7 +27,7 @@ from lerope.report.figures import (
     training,
     wavelengths,
 )
-from lerope.report.style import save
+from lerope.report.style import FORMATS, Missing, said, save
 
 
 class Drawing(Protocol):
@@ -65,17 +66,26 @@ FIGURES: list[Drawing] = [
 CAPTIONS = "captions.md"
 
 
+@dataclass(frozen=True)
+class Written:
+    """What came of some figures."""
+
+    files: list[Path]
+    missing: dict[str, Missing]
+    """Those for which there is nothing to draw, by name."""
+
+
 def write_figures(
     bundle: Bundle,
     folder: Path,
     names: Sequence[str] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
-) -> list[Path]:
+) -> Written:
     """Writes figures as PDF, SVG and PNG, and their captions beside them.
 
     Args:
         folder: where to; it is made if need be.
-        names: of the figures wanted; all unless given.
+        names: of the figures wanted, which say so where there is nothing to draw; unless given, all that can be drawn.
         progress: is called before each figure with its name, its number from 1 on, and how many there are.
     """
     known = {figure.NAME: figure for figure in FIGURES}
@@ -84,11 +94,23 @@ def write_figures(
             raise ValueError(f"figures must be some of {', '.join(known)}; got {name!r}.")
     wanted = list(known) if names is None else list(dict.fromkeys(names))
     files: list[Path] = []
+    missing: dict[str, Missing] = {}
     for number, name in enumerate(wanted, start=1):
         if progress is not None:
             progress(name, number, len(wanted))
-        files += save(known[name].draw(bundle), folder, name)
-    texts = [f"## {known[name].TITLE}\n\n`{name}`. {known[name].CAPTION}\n" for name in wanted]
-    files.append(folder / CAPTIONS)
-    files[-1].write_text("\n".join(texts), encoding="utf-8")
-    return files
+        try:
+            figure = known[name].draw(bundle)
+        except Missing as found:
+            missing[name] = found
+            if names is None:
+                for ending in FORMATS:  # of an earlier report
+                    (folder / f"{name}.{ending}").unlink(missing_ok=True)
+                continue
+            figure = said(found)
+        files += save(figure, folder, name)
+    drawn = [name for name in wanted if name not in missing]
+    if drawn:
+        files.append(folder / CAPTIONS)
+        texts = [f"## {known[name].TITLE}\n\n`{name}`. {known[name].CAPTION}\n" for name in drawn]
+        files[-1].write_text("\n".join(texts), encoding="utf-8")
+    return Written(files, missing)

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from lerope.paper.numbers import CODE_WAVELENGTHS
+from lerope.report.bands import wavelengths
 from lerope.report.collect import Bundle
 from lerope.report.figures.contributions import draw_curves, has_curves
-from lerope.report.figures.inputs import code_runs, group, largest, method, train_length, wavelengths
 from lerope.report.figures.wavelengths import compare_runs
-from lerope.report.style import COLUMN, PAGE, letter, missing, new_figure, say, styled
+from lerope.report.groups import code_runs, group, largest, method, train_length
+from lerope.report.style import COLUMN, PAGE, Missing, letter, new_figure, say, styled
 
 NAME = "code"
 TITLE = "Learned frequencies on code"
@@ -17,8 +19,6 @@ CAPTION = (
     "between layers."
 )
 _SIZE = (PAGE, 2.8)
-_PRINTED = {2048: 5250.0, 8192: 16627.0}
-_WORDS = "trained on a folder of data whose name has code or python in it"
 
 
 @styled
@@ -27,15 +27,15 @@ def draw(bundle: Bundle) -> Any:
     runs = [files for files in code_runs(bundle) if method(files) == "lerope"]
     learned = [files for files in runs if wavelengths(files) is not None]
     if not learned:
-        return missing(
-            *_SIZE,
-            f"No LeRoPE run on code, that is one {_WORDS}:\nlerope train RUNG --data data/code, lerope analyze RUN",
+        raise Missing(
+            "There is no LeRoPE run on code",
+            "lerope data prepare python: --out data/code, lerope train RUNG --data data/code, lerope analyze RUN",
         )
     figure = new_figure(*_SIZE)
     left, right = figure.subplots(1, 2, width_ratios=[0.8, 1.2])
     lengths = sorted(group(learned, train_length).values(), key=lambda some: train_length(some[0]))
     chosen = [found for some in lengths if (found := largest(some)) is not None]
-    compare_runs(left, chosen, lambda files: f"L = {train_length(files):,}", "", _PRINTED.get, "paper, StarCoder")
+    compare_runs(left, chosen, lambda files: f"L = {train_length(files):,}", CODE_WAVELENGTHS.get, "paper, StarCoder")
     left.set(xlabel="RoPE's wavelength (tokens)", ylabel="learned wavelength (tokens)")
     measured = next((files for files in chosen if has_curves(files)), None)
     if measured is None:

@@ -2,21 +2,22 @@
 
 from typing import Any
 
+from lerope.report.bands import dominant_band, num_pairs
 from lerope.report.collect import Bundle, RunFiles
-from lerope.report.figures.inputs import dominant_band, main_study, matched, rung, train_length
+from lerope.report.curves import thinned
+from lerope.report.groups import main_study, matched, rung, train_length
 from lerope.report.style import (
     COLUMN,
     GUIDE,
     PAGE,
     SERIES,
     VERMILLION,
+    Missing,
     letter,
     look,
-    missing,
     new_figure,
     say,
     styled,
-    thinned,
     thousands,
 )
 from lerope.results import Bands
@@ -26,13 +27,16 @@ TITLE = "What bands add to the logits, by distance"
 CAPTION = (
     "Mean over documents, heads and layers of what a band adds to the attention logit at a distance; the shade is one "
     "standard deviation between layers. Of the bands that turn slowly enough to be seen, the six that vary most are "
-    "shown; one that varies at least twice as much as any other is drawn in vermillion."
+    "shown; one that varies at least twice as much as any other is drawn in vermillion. Distances end where a row has "
+    "a sixteenth of the pairs that it has of neighbours: beyond, few pairs are left and their mean is noise."
 )
 _SIZE = (PAGE, 2.5)
 _MOST = 6
 # Bands that turn more often over a row are a blur at this size.
 _TURNS = 12
 _MOST_POINTS = 600
+# Of the pairs that neighbours make.
+_ENOUGH = 1 / 16
 _DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (3, 1, 1, 1)), (0, (5, 1)))
 
 
@@ -42,7 +46,7 @@ def draw(bundle: Bundle) -> Any:
     measured = [files for files in main_study(bundle) if has_curves(files)]
     pair = matched(measured, ("lerope", "rope"))
     if not any(pair.values()):
-        return missing(*_SIZE, "Contributions of bands were not measured:\nlerope analyze RUN --parts bands")
+        raise Missing("Contributions of bands were not measured", "lerope analyze RUN --parts bands")
     figure = new_figure(*_SIZE)
     panels = figure.subplots(1, 2, sharey=True)
     for axes, (name, files), mark in zip(panels, pair.items(), "ab", strict=True):
@@ -59,19 +63,20 @@ def draw(bundle: Bundle) -> Any:
 
 def has_curves(files: RunFiles) -> bool:
     """Whether a run's bands were measured and their curves are there."""
-    return files.result(Bands) is not None and "mean" in files.arrays("bands")
+    return files.result(Bands) is not None and "mean" in files.arrays(Bands)
 
 
 def draw_curves(axes: Any, files: RunFiles) -> None:
     """The curves of one run's strongest bands."""
-    bands, arrays = files.result(Bands), files.arrays("bands")
+    bands, arrays = files.result(Bands), files.arrays(Bands)
     assert bands is not None
     slowest = train_length(files) / _TURNS
     seen = [band for band in bands.bands if band["wavelength"] is None or band["wavelength"] > slowest]
     chosen = sorted(seen, key=lambda band: -band["rms"])[:_MOST]
     strongest = sorted(chosen, key=lambda band: band["band"])
     others = iter([colour for colour in SERIES if colour != VERMILLION])
-    distances = 1 + thinned(arrays["mean"].shape[-1] - 1, _MOST_POINTS)
+    pairs = num_pairs(arrays["mean"].shape[-1])
+    distances = 1 + thinned(int((pairs[1:] >= _ENOUGH * pairs[1]).sum()), _MOST_POINTS)
     for index, band in enumerate(strongest):
         dominant = band["band"] == dominant_band(files)
         colour = VERMILLION if dominant else next(others)

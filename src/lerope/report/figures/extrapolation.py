@@ -5,8 +5,10 @@ from typing import Any
 import numpy as np
 
 from lerope.report.collect import Bundle, RunFiles
-from lerope.report.figures.inputs import alike, left_out, main_study, method, plain_methods
-from lerope.report.style import GUIDE, PAGE, Floats, letter, look, missing, new_figure, smooth, styled, thousands
+from lerope.report.curves import Floats, smooth
+from lerope.report.groups import left_out
+from lerope.report.measured import scored
+from lerope.report.style import GUIDE, PAGE, Missing, letter, look, new_figure, plain_methods, styled, thousands
 from lerope.results import Extrapolation
 
 NAME = "extrapolation"
@@ -14,73 +16,57 @@ TITLE = "Loss beyond the train length"
 CAPTION = (
     "Loss by position, over documents that reach the end. a: naive (solid) and NTK-by-parts with YaRN's temperature "
     "(dashed), smoothed with a Gaussian kernel of 20 tokens in 2,048. b: YaRN alone beyond the train length, smoothed "
-    "with 60. The dotted line is the train length."
+    "with 60. The dotted line is the train length. Of many methods the plain ones are drawn; the table has all."
 )
 _SIZE = (PAGE, 2.6)
 _DEVIATIONS = (20 / 2048, 60 / 2048)
 _TEMPERATURE = 0.1
+_NAIVE, _YARN = "-", (0, (3, 1.5))
+_MOST = 4
 
 
 @styled
 def draw(bundle: Bundle) -> Any:
     """Two panels, of the largest rung that was scored."""
+    from matplotlib.lines import Line2D
+
     found = scored(bundle)
     if not found:
-        return missing(
-            *_SIZE, "Losses beyond the train length were not measured:\nlerope extrapolate RUN ... --to 4096"
-        )
+        raise Missing("Losses beyond the train length were not measured", "lerope extrapolate RUN ... --to 4096")
     figure = new_figure(*_SIZE)
     left, right = figure.subplots(1, 2)
-    train = 0
-    names = plain_methods(found)
+    train, handles = 0, []
+    names = plain_methods(found, _MOST)
     for name in names:
         files = found[name]
         result = files.result(Extrapolation)
         assert result is not None
         train = int(result.settings["train_length"])
         drawn = look(name, names)
-        for way, line in (("none", "-"), ("yarn", (0, (3, 1.5)))):
+        handles.append(Line2D([], [], ls="", **drawn.points, label=drawn.label))
+        for way, line in (("none", _NAIVE), ("yarn", _YARN)):
             curve = _curve(files, result, way)
             if curve is None:
                 continue
             x, sums, counts, width = curve
             values = smooth(sums, counts, max(_DEVIATIONS[0] * train / width, 0.5))
             label = drawn.label if way == "none" else None
-            left.plot(
-                x, values, **{**drawn.both, "linestyle": line}, lw=0.9, markevery=max(1, len(x) // 8), label=label
-            )
+            left.plot(x, values, **drawn.points, ls=line, lw=0.9, markevery=max(1, len(x) // 8), label=label)
             if way == "yarn":
                 beyond = x >= train
                 zoomed = smooth(sums[beyond], counts[beyond], max(_DEVIATIONS[1] * train / width, 0.5))
                 every = max(1, int(beyond.sum()) // 6)
-                right.plot(x[beyond], zoomed, **drawn.both, markevery=every, label=drawn.label)
+                right.plot(x[beyond], zoomed, **drawn.points, ls=line, markevery=every, label=drawn.label)
     left.axvline(train, color=GUIDE, ls=":", lw=0.9, zorder=0)
-    left.plot([], [], color="0.3", ls="-", label="naive")
-    left.plot([], [], color="0.3", ls=(0, (3, 1.5)), label="YaRN")
+    handles += [Line2D([], [], color="0.3", ls=ls, label=label) for label, ls in (("naive", _NAIVE), ("YaRN", _YARN))]
     if others := left_out(bundle, Extrapolation, found):
-        left.plot([], [], ls="", label=others)
+        handles.append(Line2D([], [], ls="", label=others))
     for axes, mark in ((left, "a"), (right, "b")):
         letter(axes, mark)
         axes.set(xlabel="position (tokens)", ylabel="loss (nats per token)")
         thousands(axes.xaxis)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=7, columnspacing=1.2)
+    figure.legend(handles=handles, loc="outside upper center", ncols=7, columnspacing=1.2)
     return figure
-
-
-def scored(bundle: Bundle) -> dict[str, RunFiles]:
-    """One run a method, of the largest rung with any; of those that were scored on the same tokens."""
-    runs = [files for files in main_study(bundle) if files.result(Extrapolation) is not None]
-    found: dict[str, RunFiles] = {}
-    for files in alike(runs, _scored_on):
-        found.setdefault(method(files), files)
-    return found
-
-
-def _scored_on(files: RunFiles) -> Any:
-    result = files.result(Extrapolation)
-    assert result is not None
-    counts = {(way["selection"], way["num_tokens"]) for way in result.ways}
-    return {**result.settings, "dominant_band": None, "temperatures": None}, sorted(counts)
 
 
 def _curve(files: RunFiles, result: Extrapolation, way: str) -> tuple[Floats, Floats, Floats, int] | None:
@@ -91,7 +77,7 @@ def _curve(files: RunFiles, result: Extrapolation, way: str) -> tuple[Floats, Fl
         return None
     chosen = min(wanted, key=lambda label: abs(label[1] - _TEMPERATURE))
     selection = "long" if any(row["selection"] == "long" for row in result.ways) else "all"
-    arrays, stem = files.arrays(files.stem(Extrapolation)), f"{selection}.{labels.index(chosen)}"
+    arrays, stem = files.arrays(Extrapolation), f"{selection}.{labels.index(chosen)}"
     if f"{stem}.sums" in arrays:
         sums, counts = arrays[f"{stem}.sums"].astype(np.float64), arrays[f"{stem}.counts"].astype(np.float64)
         return np.arange(len(sums)).astype(np.float64), sums, counts, 1

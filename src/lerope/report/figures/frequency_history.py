@@ -4,9 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from lerope.report.bands import dominant_band, frequency_history, mean_wavelengths
 from lerope.report.collect import Bundle
-from lerope.report.figures.inputs import dominant_band, frequency_history, largest, main_study, method, train_length
-from lerope.report.style import COLUMN, MAP, VERMILLION, missing, new_figure, styled, thinned, thousands
+from lerope.report.curves import thinned
+from lerope.report.groups import largest, main_study, train_length
+from lerope.report.style import COLUMN, MAP, VERMILLION, Missing, new_figure, styled, thousands
 
 NAME = "frequencies-through-training"
 TITLE = "Wavelengths through training"
@@ -24,20 +26,18 @@ def draw(bundle: Bundle) -> Any:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    learned = [files for files in main_study(bundle) if method(files).startswith("lerope")]
+    learned = [files for files in main_study(bundle) if files.run.recipe.spec.learns]
     files = largest(some for some in learned if (found := frequency_history(some)) is not None and len(found[0]) > 1)
     history = None if files is None else frequency_history(files)
     if files is None or history is None:
-        return missing(*_SIZE, "No run learned frequencies:\nlerope train RUNG --encoding lerope")
+        raise Missing("No run learned frequencies", "lerope train RUNG --encoding lerope")
     shown = thinned(len(history[0]), _MOST_POINTS)
-    steps, frequencies = history[0][shown], history[1][shown]
+    steps, wavelengths = history[0][shown], mean_wavelengths(history[1][shown])
     figure = new_figure(*_SIZE)
     axes = figure.subplots()
-    num_bands = frequencies.shape[1]
+    num_bands = wavelengths.shape[1]
     colours = ScalarMappable(Normalize(0, num_bands - 1), MAP)
     dominant = dominant_band(files)
-    with np.errstate(divide="ignore"):
-        wavelengths = 2 * np.pi / abs(frequencies)
     for band in range(num_bands):
         if band == dominant:
             axes.plot(steps, wavelengths[:, band], color=VERMILLION, lw=1.8, zorder=4, label=f"dominant band {band}")

@@ -2,22 +2,22 @@
 
 from typing import Any
 
+from lerope.paper.numbers import LEAVE_ONE_OUT
+from lerope.report.bands import dominant_band
 from lerope.report.collect import Bundle, RunFiles
-from lerope.report.figures.inputs import dominant_band, main_study, matched, method, rung
-from lerope.report.style import PAGE, PAPER, SKY, VERMILLION, letter, look, missing, new_figure, styled
+from lerope.report.groups import main_study, matched, method, rung
+from lerope.report.style import PAGE, PAPER, SKY, VERMILLION, Missing, letter, look, new_figure, styled
 from lerope.results import Ablation
 
 NAME = "leave-one-out"
 TITLE = "Leave-one-out bands"
 CAPTION = (
     "How much the loss grows when one band is taken away, with its standard error over documents: by its whole term of "
-    "the logits (dark), or by its turning alone (light, hatched). Grey diamonds, where the scale has room, are the two "
-    "values that the paper prints, for its 2.52B model: 0.762 nats for its dominant band 17 and 0.069 for band 26."
+    "the logits (dark), or by its turning alone (light, hatched). Grey diamonds are the two values that the paper "
+    "prints, for its 2.52B model: 0.762 nats for its dominant band 17 and 0.069 for band 26; an arrow marks one that "
+    "lies above the scale."
 )
 _WIDTH, _HEIGHTS = PAGE, {1: 2.1, 2: 3.5}
-_PRINTED = {17: 0.762, 26: 0.069}
-# Below this share of the paper's largest, ours would be flat beside it.
-_COMPARABLE = 0.2
 _MEANINGS = (
     ("contribution", "its term of the logits is gone", VERMILLION, ""),
     ("frequency", "it does not turn", SKY, "////"),
@@ -30,7 +30,7 @@ def draw(bundle: Bundle) -> Any:
     measured = [files for files in main_study(bundle) if files.result(Ablation) is not None]
     shown = [files for files in matched(measured, ("lerope", "rope")).values() if files is not None]
     if not shown:
-        return missing(_WIDTH, _HEIGHTS[1], "Bands were not left out:\nlerope analyze RUN --parts ablation")
+        raise Missing("Bands were not left out", "lerope analyze RUN --parts ablation")
     figure = new_figure(_WIDTH, _HEIGHTS[len(shown)])
     panels = figure.subplots(len(shown), 1, squeeze=False, sharex=True)[:, 0]
     for axes, files, mark in zip(panels, shown, "ab", strict=False):
@@ -62,17 +62,12 @@ def _bars(axes: Any, files: RunFiles) -> None:
             error_kw={"elinewidth": 0.5},
             label=text,
         )
-    largest = max((row["increase"] for row in result.removals), default=0.0)
-    if method(files) == "lerope":
-        if largest > _COMPARABLE * max(_PRINTED.values()):
-            axes.plot(list(_PRINTED), list(_PRINTED.values()), "D", color=PAPER, ms=4, label="paper, 2.52B", zorder=5)
-        else:
-            words = ", ".join(f"{value:g} for band {band}" for band, value in _PRINTED.items())
-            axes.plot([], [], "D", color=PAPER, ms=4, label=f"paper, 2.52B, beyond this scale: {words}")
     last = max((row["band"] for row in result.removals), default=31)
     axes.set(ylabel="loss increase (nats)", xlim=(-0.8, last + 0.8))
     axes.set_xticks(range(0, last + 1, 2))
     axes.grid(axis="y")
+    if method(files) == "lerope":
+        _printed(axes, last)
     band = dominant_band(files)
     heights = [row["increase"] for row in result.removals if row["band"] == band]
     if band is not None and heights:
@@ -80,3 +75,20 @@ def _bars(axes: Any, files: RunFiles) -> None:
         point = (band + (0.5 if right else -0.5), max(heights))
         side = {"ha": "left" if right else "right", "va": "top", "xytext": (4 if right else -4, 0)}
         axes.annotate("dominant band", point, textcoords="offset points", fontsize=7, **side)
+
+
+def _printed(axes: Any, last: int) -> None:
+    """The paper's values of bands that there are: those within the scale as they are, others at its upper end."""
+    low, high = axes.get_ylim()
+    label = "paper, 2.52B"
+    for band, value in LEAVE_ONE_OUT.items():
+        if band > last:
+            continue
+        if value <= high:
+            axes.plot(band, value, "D", color=PAPER, ms=4, label=label, zorder=5)
+            label = "_one entry in the legend"
+            continue
+        axes.plot(band, high, "^", color=PAPER, ms=5, clip_on=False, zorder=5)
+        note = f"paper, 2.52B: {value:g}"
+        axes.annotate(note, (band, high), (5, -1), textcoords="offset points", va="top", fontsize=7, color="0.4")
+    axes.set_ylim(low, high)

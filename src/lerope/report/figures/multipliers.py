@@ -4,10 +4,24 @@ from typing import Any
 
 import numpy as np
 
+from lerope.paper.recomputed import losses as printed_losses
 from lerope.report.collect import Bundle
-from lerope.report.figures.inputs import by_rung, main_study, method, piecewise, position_losses, seed
-from lerope.report.style import COLUMN, GUIDE, PAGE, PAPER, Floats, letter, look, new_figure, order, say, smooth, styled
-from lerope.scaling import paper
+from lerope.report.curves import Floats, smooth
+from lerope.report.groups import by_rung, main_study, method, seed
+from lerope.report.measured import piecewise, position_losses
+from lerope.report.style import (
+    COLUMN,
+    GUIDE,
+    PAGE,
+    PAPER,
+    Missing,
+    letter,
+    look,
+    new_figure,
+    plain_methods,
+    say,
+    styled,
+)
 from lerope.scaling.multipliers import compute_multipliers
 
 NAME = "compute-multipliers"
@@ -15,31 +29,43 @@ TITLE = "Compute multipliers, and loss gap by position"
 CAPTION = (
     "a: the factor by which RoPE's training compute must grow to reach a method's loss, piecewise in ln C; grey: from "
     "the perplexities that the paper prints. b: loss less RoPE's by position in the window at the largest rung, "
-    "smoothed with a Gaussian kernel of 30 tokens in 2,048; below zero the method is better."
+    "smoothed with a Gaussian kernel of 30 tokens in 2,048; below zero the method is better. Of many methods the plain "
+    "ones are drawn; the tables `compute-multipliers` and `gap-by-position` have all."
 )
-_SIZE = (PAGE, 2.4)
+_SIZE = (PAGE, 2.7)
 _DEVIATION = 30 / 2048
+_MOST = 5
+_EVAL = "lerope eval RUN ..."
 
 
 @styled
 def draw(bundle: Bundle) -> Any:
-    """Both panels."""
+    """Both panels, with one legend."""
+    points, gaps = piecewise(bundle), _largest_gaps(bundle)
+    names = plain_methods([*points, *gaps], _MOST)
+    if not names:
+        raise Missing("Two methods must be evaluated, for multipliers at two rungs", _EVAL)
     figure = new_figure(*_SIZE)
     left, right = figure.subplots(1, 2)
-    _multipliers(left, bundle)
-    _gaps(right, bundle)
+    _multipliers(left, {name: points[name] for name in names if name in points}, names)
+    _gaps(right, {name: gaps[name] for name in names if name in gaps}, names)
+    if others := len({*points, *gaps} - set(names)):
+        left.plot([], [], ls="", label=f"and {others} more in the tables")
     letter(left, "a")
     letter(right, "b")
+    entries = {
+        label: handle for axes in (right, left) for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=4)
     return figure
 
 
-def _multipliers(axes: Any, bundle: Bundle) -> None:
-    points = piecewise(bundle)
-    for name in order(points):
-        drawn = look(name, points)
-        _, x, y = zip(*points[name], strict=True)
+def _multipliers(axes: Any, points: dict[str, list[tuple[str, float, float]]], names: list[str]) -> None:
+    for name, found in points.items():
+        _, x, y = zip(*found, strict=True)
+        drawn = look(name, names)
         axes.plot(x, y, **drawn.both, label=drawn.label, zorder=3)
-    compute, losses = paper.losses()
+    compute, losses = printed_losses()
     for name in ("prope", "lerope"):
         values = compute_multipliers(compute, losses["rope"], losses[name])
         drawn = look(name)
@@ -51,23 +77,22 @@ def _multipliers(axes: Any, bundle: Bundle) -> None:
     if not points:
         note = "ours: evaluate runs of two rungs\nand two methods (lerope eval)"
         axes.text(0.98, 0.97, note, transform=axes.transAxes, ha="right", va="top", fontsize=7, color="0.35")
-    axes.legend(loc="best")
     axes.margins(y=0.12)
 
 
-def _gaps(axes: Any, bundle: Bundle) -> None:
-    gaps = _largest_gaps(bundle)
+def _gaps(axes: Any, gaps: dict[str, tuple[Floats, Floats]], names: list[str]) -> None:
     if not gaps:
-        say(axes, "The gap by position needs RoPE and another method at one rung:\nlerope eval RUN ...", COLUMN)
+        say(axes, f"The gap by position needs RoPE and another method at one rung:\n{_EVAL}", COLUMN)
         return
-    for name in order(gaps):
-        drawn = look(name, gaps)
-        sums, counts = gaps[name]
+    for at, (name, (sums, counts)) in enumerate(gaps.items()):
         curve = smooth(sums, counts, max(1.0, _DEVIATION * len(sums)))
-        axes.plot(np.arange(len(curve)), curve, **drawn.stroke, label=drawn.label)
+        # Markers of methods lie beside each other, because that is how lines are told apart without colour.
+        every = max(1, len(curve) // 5)
+        first = every * (at + 1) // (len(gaps) + 1)
+        drawn = look(name, names)
+        axes.plot(np.arange(len(curve)), curve, **drawn.both, markevery=(first, every), label=drawn.label)
     axes.axhline(0, color=GUIDE, lw=0.6, zorder=0)
     axes.set(xlabel="position in the window (tokens)", ylabel="loss less RoPE's (nats per token)")
-    axes.legend(loc="best")
 
 
 def _largest_gaps(bundle: Bundle) -> dict[str, tuple[Floats, Floats]]:

@@ -1,11 +1,13 @@
 """Needles among distractors, within the train length."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from lerope.report.collect import Bundle
-from lerope.report.figures.inputs import alike, main_study, method, needle
-from lerope.report.style import COLUMN, GUIDE, look, missing, new_figure, order, styled
-from lerope.results import Needle, NeedleCell
+from lerope.report.groups import alike, main_study, method
+from lerope.report.measured import needle
+from lerope.report.style import COLUMN, GUIDE, Missing, look, new_figure, plain_methods, styled
+from lerope.results import FLOOR, Needle, NeedleCell
 
 NAME = "needle-distractors"
 TITLE = "Needles among distractors, within the train length"
@@ -14,8 +16,7 @@ CAPTION = (
     "longest prompts within the train length. Where no run finds any, the log-odds of the gold value instead."
 )
 _SIZE = (COLUMN, 2.5)
-FLOOR = 0.02
-"""Below this share of correct answers, rates say nothing."""
+_MOST = 6
 
 
 @styled
@@ -23,14 +24,14 @@ def draw(bundle: Bundle) -> Any:
     """One line a method, of the largest rung that was tested."""
     found = results(bundle)
     if not found:
-        return missing(*_SIZE, "Needles among distractors were not asked for:\nlerope needle RUN ...")
+        raise Missing("Needles among distractors were not asked for", "lerope needle RUN ...")
     figure = new_figure(*_SIZE)
     axes = figure.subplots()
     cells = {name: _cells(result) for name, result in found.items()}
     rates = any(cell["rate"] >= FLOOR for row in cells.values() for cell in row)
     numbers = sorted({cell["num_distractors"] for row in cells.values() for cell in row})
     places = {number: place for place, number in enumerate(numbers)}
-    names = order(cells)
+    names = plain_methods(cells, _MOST)
     for index, name in enumerate(names):
         drawn = look(name, names)
         shift = 0.06 * (index - (len(names) - 1) / 2)
@@ -54,6 +55,8 @@ def draw(bundle: Bundle) -> Any:
         axes.axhline(0, color=GUIDE, lw=0.6, zorder=0)
         axes.set_ylabel("log-odds of gold (nats; 0 is chance)")
     axes.grid(axis="y")
+    if note := repeats(found.values()):
+        figure.supxlabel(note, fontsize=6, color="0.35")
     figure.legend(loc="outside upper center", ncols=3)
     return figure
 
@@ -67,6 +70,12 @@ def results(bundle: Bundle, long: bool = False) -> dict[str, Needle]:
         if result is not None:
             found.setdefault(method(files), result)
     return found
+
+
+def repeats(results: Iterable[Needle]) -> str | None:
+    """A sentence for prompts that the filler is too short for."""
+    fillers = [result.settings["num_filler_tokens"] for result in results if result.repeated]
+    return f"the filler has {min(fillers):,} tokens, so that longer prompts repeat sentences" if fillers else None
 
 
 def _cells(result: Needle) -> list[NeedleCell]:

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 
 from lerope.report.collect import Bundle
-from lerope.report.figures.inputs import plain_methods
-from lerope.report.figures.needle import FLOOR, results
-from lerope.report.style import MAP, PAGE, look, missing, new_figure, styled
+from lerope.report.figures.needle import repeats, results
+from lerope.report.style import MAP, PAGE, Missing, look, new_figure, plain_methods, styled
+from lerope.results import FLOOR
 
 NAME = "needle-lengths"
 TITLE = "One needle beyond the train length"
@@ -18,6 +18,7 @@ CAPTION = (
     "asked otherwise; the dashed line is the train length."
 )
 _SIZE = (PAGE, 2.5)
+_MOST = 4
 
 
 @styled
@@ -25,8 +26,8 @@ def draw(bundle: Bundle) -> Any:
     """One map a method, four at most."""
     found = results(bundle, long=True)
     if not found:
-        return missing(*_SIZE, "Needles beyond the train length were not asked for:\nlerope needle RUN ... --to 32768")
-    names = plain_methods(found)
+        raise Missing("Needles beyond the train length were not asked for", "lerope needle RUN ... --to 32768")
+    names = plain_methods(found, _MOST)
     figure = new_figure(*_SIZE)
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     image = None
@@ -50,13 +51,17 @@ def draw(bundle: Bundle) -> Any:
             axes.axvline(inside, color="white", lw=1.8)
             axes.axvline(inside, color="black", lw=0.9, ls=(0, (3, 2)))
         axes.set_title(look(name, names).label, pad=12)
-        axes.set_xticks(np.arange(len(lengths)) + 0.5, [_short(length) for length in lengths])
+        axes.set_xticks(
+            np.arange(len(lengths)) + 0.5,
+            [_short(length) + "*" * (length in found[name].repeated) for length in lengths],
+        )
         apart = max(1, round(len(depths) / 6))
         axes.set_yticks(np.arange(0, len(depths), apart) + 0.5, [f"{depth:g}" for depth in depths[::apart]])
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
     panels[0].set_ylabel("depth of the needle")
-    figure.supxlabel("length of the prompt (tokens)", fontsize=8)
+    note = repeats(found[name] for name in names)
+    figure.supxlabel("length of the prompt (tokens)" + (f"\n* {note}" if note else ""), fontsize=8)
     figure.colorbar(
         image, ax=panels, label="exact match" if answered else "log-odds of gold (nats)", pad=0.01, aspect=16
     )

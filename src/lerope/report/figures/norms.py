@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 
 from lerope.report.collect import Bundle, RunFiles
-from lerope.report.figures.inputs import largest, main_study, matched, method, rung
-from lerope.report.style import MAP, PAGE, Floats, look, missing, new_figure, styled
+from lerope.report.curves import Floats
+from lerope.report.groups import largest, main_study, matched, method, rung
+from lerope.report.style import MAP, PAGE, Missing, look, new_figure, styled
 from lerope.results import Bands
 
 NAME = "query-key-norms"
@@ -23,9 +24,7 @@ def draw(bundle: Bundle) -> Any:
     pair = matched(measured, ("rope", "lerope")).values()
     shown = [files for files in pair if files is not None] or [files for files in [largest(measured)] if files]
     if not shown:
-        return missing(
-            PAGE, _HEIGHTS[2], "Norms of queries and keys were not measured:\nlerope analyze RUN --parts bands"
-        )
+        raise Missing("Norms of queries and keys were not measured", "lerope analyze RUN --parts bands")
     figure = new_figure(PAGE, _HEIGHTS[len(shown)])
     panels = figure.subplots(len(shown), 2, squeeze=False)
     maps = [[_norms(files, part) for part, _ in _PARTS] for files in shown]

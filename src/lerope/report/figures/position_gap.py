@@ -5,16 +5,18 @@ from typing import Any
 import numpy as np
 
 from lerope.report.collect import Bundle
-from lerope.report.style import GUIDE, PAGE, look, method_label, missing, new_figure, order, styled
+from lerope.report.style import GUIDE, PAGE, Missing, look, method_label, new_figure, plain_methods, styled
 
 NAME = "loss-gap-by-position"
 TITLE = "Loss gap by position"
 CAPTION = (
     "A method's loss less the baseline's over tokens by position in the window, in bins that double; paired by seed "
-    "and document, with 95 % intervals over documents. Below zero the method is better."
+    "and document, with 95 % intervals over documents. Below zero the method is better. Of many "
+    "methods the plain ones are drawn; the table `gap-by-position` has all."
 )
 _SIZE = (PAGE, 2.4)
 _MOST = 3
+_MOST_METHODS = 6
 
 
 @styled
@@ -22,9 +24,9 @@ def draw(bundle: Bundle) -> Any:
     """One panel a rung, the three largest."""
     comparison = bundle.comparison
     if comparison is None or not comparison.by_position:
-        return missing(*_SIZE, "Two methods at one rung are needed, both evaluated:\nlerope eval RUN ...")
+        raise Missing("Two methods at one rung are needed, both evaluated", "lerope eval RUN ...")
     rungs = list(dict.fromkeys(row["rung"] for row in comparison.by_position))[-_MOST:]
-    names = order(row["method"] for row in comparison.by_position if row["rung"] in rungs)
+    names = plain_methods((row["method"] for row in comparison.by_position if row["rung"] in rungs), _MOST_METHODS)
     figure = new_figure(*_SIZE)
     panels = figure.subplots(1, len(rungs), sharey=True, squeeze=False)[0]
     handles: dict[str, Any] = {}

@@ -5,19 +5,22 @@ from typing import Any
 import numpy as np
 
 from lerope.report.collect import Bundle, RunFiles
-from lerope.report.figures.inputs import by_rung, main_study, method, seed
-from lerope.report.style import GUIDE, PAGE, Floats, look, missing, new_figure, order, styled
+from lerope.report.curves import trailing
+from lerope.report.groups import by_rung, main_study, method, seed
+from lerope.report.measured import GAP_SHARE, gap, training_losses
+from lerope.report.style import GUIDE, PAGE, Missing, look, new_figure, plain_methods, styled
 
 NAME = "training"
 TITLE = "Loss through training"
 CAPTION = (
     "Above: training loss of every run of the study, smoothed, with validations as markers; one panel a rung, one line "
     "a seed. Below: the same less the loss of the RoPE run of the same seed, which reads the same batches, as the mean "
-    "over seeds; below zero the method is ahead. The first hundredth of training is left out."
+    "over seeds; below zero the method is ahead. The first hundredth of training is left out. Of many methods the "
+    "plain ones are drawn."
 )
 _SIZE = (PAGE, 3.6)
-_MOST = 4
-_SHARE, _GAP_SHARE = 1 / 25, 1 / 8
+_MOST, _MOST_METHODS = 4, 6
+_SHARE = 1 / 25
 _LEFT_OUT = 0.01
 _MOST_POINTS = 400
 
@@ -25,24 +28,23 @@ _MOST_POINTS = 400
 @styled
 def draw(bundle: Bundle) -> Any:
     """The largest rungs, four at most."""
-    trained = [files for files in main_study(bundle) if len(_losses(files)) > 1]
+    trained = [files for files in main_study(bundle) if len(training_losses(files)) > 1]
     if not trained:
-        return missing(*_SIZE, "No run has records of training:\nlerope train RUNG --data DATA")
-    rungs = dict(list(by_rung(trained).items())[-_MOST:])
-    names = order(method(files) for runs in rungs.values() for files in runs)
+        raise Missing("No run has records of training", "lerope train RUNG --data DATA")
+    names = plain_methods(map(method, trained), _MOST_METHODS)
+    rungs = dict(list(by_rung(files for files in trained if method(files) in names).items())[-_MOST:])
     figure = new_figure(*_SIZE)
     panels = figure.subplots(2, len(rungs), squeeze=False, height_ratios=[1.3, 1])
     for (upper, lower), (rung, runs) in zip(panels.T, rungs.items(), strict=True):
         for files in runs:
-            drawn, batch = look(method(files), names), float(files.run.recipe["batch_tokens"])
-            losses = _losses(files)
+            drawn, batch = look(method(files), names), files.run.recipe.batch_tokens
+            losses = training_losses(files)
             _plot(upper, losses, batch, drawn.stroke, _SHARE)
-            points = [row for row in files.metrics if row.get("validation_loss") is not None and row["step"] > 0]
-            late = [row for row in points if row["step"] >= _LEFT_OUT * max(losses)]
-            x, y = [batch * row["step"] for row in late], [row["validation_loss"] for row in late]
+            late = [row for row in files.metrics.validations if row.step >= max(1, _LEFT_OUT * max(losses))]
+            x, y = [batch * row.step for row in late], [row.validation_loss for row in late]
             upper.plot(x, y, ls="", **drawn.points, ms=2.5)
         for name, gaps in _gaps(runs).items():
-            _plot(lower, gaps, float(runs[0].run.recipe["batch_tokens"]), look(name, names).stroke, _GAP_SHARE)
+            _plot(lower, gaps, float(runs[0].run.recipe.batch_tokens), look(name, names).stroke, GAP_SHARE)
         upper.set_title(rung, pad=3)
         upper.grid(axis="y")
         lower.axhline(0, color=GUIDE, lw=0.6, zorder=0)
@@ -59,32 +61,21 @@ def draw(bundle: Bundle) -> Any:
     return figure
 
 
-def _losses(files: RunFiles) -> dict[int, float]:
-    """Training loss by step."""
-    return {int(row["step"]): float(row["loss"]) for row in files.metrics if row.get("loss") is not None}
-
-
 def _gaps(runs: list[RunFiles]) -> dict[str, dict[int, float]]:
     """By method and step, the loss less RoPE's on the same batch, as the mean over seeds that have both."""
-    baselines = {seed(files): _losses(files) for files in runs if method(files) == "rope"}
+    baselines = {seed(files): training_losses(files) for files in runs if method(files) == "rope"}
     found: dict[str, dict[int, list[float]]] = {}
     for files in runs:
-        base = baselines.get(seed(files), {})
-        for step, loss in _losses(files).items():
-            if method(files) != "rope" and step in base:
-                found.setdefault(method(files), {}).setdefault(step, []).append(loss - base[step])
+        base = baselines.get(seed(files), {}) if method(files) != "rope" else {}
+        for step, difference in gap(training_losses(files), base).items():
+            found.setdefault(method(files), {}).setdefault(step, []).append(difference)
     means = {name: {step: float(np.mean(gaps)) for step, gaps in steps.items()} for name, steps in found.items()}
     return {name: steps for name, steps in means.items() if len(steps) > 1}
 
 
 def _plot(axes: Any, values: dict[int, float], batch: float, stroke: dict[str, Any], share: float) -> None:
     """A line of means over the steps before each, a share of them."""
-    steps = np.array(sorted(values))
-    series: Floats = np.array([values[int(step)] for step in steps], np.float64)
-    sums = np.concatenate([[0.0], np.cumsum(series)])
-    ends = np.arange(1, len(series) + 1)
-    starts = np.searchsorted(steps, steps * (1 - share))
-    means = (sums[ends] - sums[starts]) / (ends - starts)
+    steps, means = trailing(values, share)
     first = int(np.searchsorted(steps, _LEFT_OUT * steps[-1]))
     # Evenly spread on the axis of tokens, which is logarithmic.
     wanted = np.geomspace(steps[first], steps[-1], _MOST_POINTS)

@@ -5,54 +5,43 @@ from typing import Any
 
 import numpy as np
 
+from lerope.paper.numbers import WAVELENGTH_BY_LENGTH
+from lerope.report.bands import dominant_band, wavelengths
 from lerope.report.collect import Bundle, RunFiles
-from lerope.report.figures.inputs import (
-    by_rung,
-    dominant_band,
-    group,
-    main_study,
-    method,
-    rung,
-    seed,
-    text_runs,
-    train_length,
-    wavelengths,
-)
-from lerope.report.style import GUIDE, MARKERS, PAGE, PAPER, letter, missing, new_figure, say, styled
+from lerope.report.groups import by_rung, group, main_study, method, rung, seed, text_runs, train_length
+from lerope.report.style import COLUMN, GUIDE, MARKERS, PAGE, PAPER, Missing, letter, new_figure, plain, styled
 
 NAME = "wavelengths"
 TITLE = "Learned wavelengths against RoPE's"
 CAPTION = (
-    "One point a band: the learned wavelength over RoPE's, across rungs (a), seeds (b) and train lengths (c). The "
-    "diagonal is RoPE itself, dashed lines are train lengths, circles mark the dominant band where `lerope analyze` "
-    "found one that varies at least twice as much as any other, and grey crosses show 2.205 train lengths, the "
-    "dominant wavelength that the paper reports."
+    "One point a band: the learned wavelength over RoPE's, across rungs, seeds and train lengths, where there are "
+    "several of them. The diagonal is RoPE itself, dashed lines are train lengths, circles mark the dominant band "
+    "where `lerope analyze` found one that varies at least twice as much as any other, and grey crosses show 2.205 "
+    "train lengths, the dominant wavelength that the paper reports."
 )
-_SIZE = (PAGE, 2.75)
-_RATIO = 2.205
-_COMMAND = "lerope train RUNG --encoding lerope"
+_HEIGHT = 2.75
 
 
 @styled
 def draw(bundle: Bundle) -> Any:
-    """Three panels, each of the runs that vary in one thing alone."""
+    """A panel for each thing that runs alone vary in; one panel for one run."""
     learned = [files for files in text_runs(bundle) if method(files) == "lerope" and wavelengths(files) is not None]
     if not learned:
-        return missing(
-            *_SIZE, f"No run has learned frequencies:\n{_COMMAND}, then lerope analyze RUN --parts frequencies"
-        )
-    study = [files for files in main_study(bundle) if method(files) == "lerope" and wavelengths(files) is not None]
-    figure = new_figure(*_SIZE)
-    panels = figure.subplots(1, 3, sharex=True, sharey=True)
-    first = [runs[0] for runs in by_rung(study).values()]
-    seeds = max(by_rung(study).values(), key=len, default=[])
-    lengths = _lengths(learned)
-    compare_runs(panels[0], first, rung, "no LeRoPE run in the main study")
-    compare_runs(panels[1], seeds, lambda files: f"seed {seed(files)}", "no LeRoPE run in the main study")
-    compare_runs(panels[2], lengths, lambda files: f"L = {train_length(files):,}", "")
-    for axes, name in zip(panels, "abc", strict=True):
-        letter(axes, name)
+        raise Missing("No run has learned frequencies", "lerope train RUNG --encoding lerope, lerope analyze RUN")
+    study = [files for files in learned if files in main_study(bundle)] or learned
+    found = [
+        ([runs[0] for runs in by_rung(study).values()], rung),
+        (max(by_rung(study).values(), key=len), lambda files: f"seed {seed(files)}"),
+        (_lengths(learned), lambda files: f"L = {train_length(files):,}"),
+    ]
+    several = [(runs, label) for runs, label in found if len(runs) > 1] or [([study[-1]], lambda files: files.run.name)]
+    figure = new_figure(PAGE if len(several) > 1 else COLUMN, _HEIGHT)
+    panels = figure.subplots(1, len(several), sharex=True, sharey=True, squeeze=False)[0]
+    for axes, (runs, label), name in zip(panels, several, "abc", strict=False):
+        compare_runs(axes, runs, label)
         axes.set_xlabel("RoPE's wavelength (tokens)")
+        if len(several) > 1:
+            letter(axes, name)
     panels[0].set_ylabel("learned wavelength (tokens)")
     return figure
 
@@ -61,23 +50,18 @@ def compare_runs(
     axes: Any,
     runs: Sequence[RunFiles],
     label: Callable[[RunFiles], str],
-    empty: str,
-    printed: Callable[[int], float | None] = lambda length: _RATIO * length,
+    printed: Callable[[int], float | None] = lambda length: float(WAVELENGTH_BY_LENGTH) * length,
     words: str = "paper, 2.2 L",
 ) -> None:
     """Profiles of some runs in one panel.
 
     Args:
         label: what to call a run.
-        empty: what to say where there are none.
         printed: the paper's dominant wavelength at a train length, if it has one.
         words: what to call that.
     """
     import matplotlib
 
-    if not runs:
-        say(axes, empty, 2.0)
-        return
     colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, max(2, len(runs))))
     highest = 0.0
     lengths = sorted({train_length(files) for files in runs})
@@ -88,7 +72,14 @@ def compare_runs(
         turning = np.isfinite(own)
         marker = MARKERS[index % len(MARKERS)]
         axes.plot(
-            rope[turning], own[turning], marker, color=colour, ms=2.6, mew=0, label=label(files), zorder=3 + index
+            rope[turning],
+            own[turning],
+            marker,
+            color=colour,
+            ms=2.6,
+            mew=0,
+            label=plain(label(files)),
+            zorder=3 + index,
         )
         highest = max(highest, float(own[turning].max(initial=0.0)))
         band = dominant_band(files)

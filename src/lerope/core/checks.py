@@ -1,0 +1,36 @@
+"""Checks of single values; each raises one sentence that names the field, the value and what it must be."""
+
+import math
+from typing import get_args
+
+
+def check_choice(field: str, value: object, choices: object) -> None:
+    """Raises unless `value` is one of the strings of a Literal type."""
+    names = get_args(choices)
+    if value not in names:
+        raise ValueError(f"{field} must be one of {', '.join(names)}; got {value!r}.")
+
+
+def check_count(field: str, value: object) -> int:
+    """Raises unless `value` is a positive whole number."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{field} must be a positive whole number; got {value!r}.")
+    return value
+
+
+def check_number(field: str, value: object) -> float:
+    """Raises unless `value` is a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{field} must be a finite number; got {value!r}.")
+    return float(value)
+
+
+def check_rotary_dim(head_dim: int, rotary_dim: int | None) -> int:
+    """The number of leading dimensions of a head that turn: all of them unless told otherwise."""
+    if check_count("head_dim", head_dim) % 2:
+        raise ValueError(f"head_dim must be even, because bands are pairs of dimensions; got {head_dim}.")
+    if rotary_dim is None:
+        return head_dim
+    if check_count("rotary_dim", rotary_dim) % 2 or rotary_dim > head_dim:
+        raise ValueError(f"rotary_dim must be even and at most head_dim = {head_dim}; got {rotary_dim}.")
+    return rotary_dim

@@ -1,0 +1,258 @@
+"""Files: written whole or not at all, read into a typed object or one sentence, in folders that one process holds."""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any, Protocol, TypeVar
+
+import msgspec
+
+Kind = TypeVar("Kind")
+SignedKind = TypeVar("SignedKind", bound="Signed")
+
+LOCK = ".lock"
+# What a name ends with while its file or folder is being written.
+_WRITING = ".writing"
+_WORDS = {
+    "object": "an object",
+    "array": "a list",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+}
+# A process that only asks whether a folder is locked is done sooner than this.
+_PATIENCE_S = 1.0
+_RETRY_S = 0.05
+
+
+def sha256_of(path: Path) -> str:
+    """The hash of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Where to write a file or a folder: it takes the place of `path` once all of it has reached the disk.
+
+    Whatever goes wrong before that, even the machine stopping, leaves `path` as it was.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}{_WRITING}")
+    _remove(partial)
+    try:
+        yield partial
+        for each in (*(partial.rglob("*") if partial.is_dir() else ()), partial):
+            _sync(each)
+        if partial.is_dir():
+            _remove(path)
+        partial.replace(path)
+        _sync(path.parent)
+    finally:
+        _remove(partial)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes a file, a text with a newline at its end, whole or not at all."""
+    with whole(path) as partial:
+        partial.write_bytes(content if isinstance(content, bytes) else f"{content}\n".encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a dataclass or plain values as JSON."""
+    content = value if isinstance(value, dict) else asdict(value)
+    write_whole(path, json.dumps(content, indent=1, allow_nan=False))
+
+
+def read_json(path: Path, kind: type[Kind], fix: str, upgrade: Callable[[Any], None] | None = None) -> Kind:
+    """Reads a JSON file into an object of a type; whatever is wrong with it is one ValueError.
+
+    Args:
+        kind: a dataclass; every field must be there and of its type, and no other may.
+        fix: what to do about a file that is not as it must be, as the end of a sentence.
+        upgrade: changes what an earlier version wrote into what this one reads.
+    """
+    return parse_json(read_bytes(path, fix), kind, str(path), fix, upgrade)
+
+
+class Signed(Protocol):
+    """What knows the hash of its content."""
+
+    def fingerprint(self) -> str:
+        """A hash of what matters."""
+        ...
+
+
+def write_signed(path: Path, value: Signed) -> None:
+    """Writes a dataclass with its fingerprint."""
+    write_json(path, {**asdict(value), "fingerprint": value.fingerprint()})  # type: ignore[call-overload]
+
+
+def read_signed(
+    path: Path, kind: type[SignedKind], fix: str, upgrade: Callable[[Any], None] | None = None
+) -> SignedKind:
+    """Reads what `write_signed` wrote; raises if the content does not match the fingerprint."""
+    stored: list[Any] = []
+
+    def take(content: Any) -> None:
+        if isinstance(content, dict):
+            stored.append(content.pop("fingerprint", None))
+        if upgrade is not None:
+            upgrade(content)
+
+    value = read_json(path, kind, fix, take)
+    if not isinstance(stored[0], str):
+        raise ValueError(f"{path}: fingerprint is missing; {fix}.")
+    if stored[0] != (actual := value.fingerprint()):
+        raise ValueError(
+            f"{path}: fingerprint {stored[0][:12]} does not match the content ({actual[:12]}); the file was changed by "
+            f"hand or damaged, {fix}."
+        )
+    return value
+
+
+def read_bytes(path: Path, fix: str) -> bytes:
+    """The content of a file, or a sentence."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(f"{path} does not exist; {fix}.") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}); {fix}.") from None
+
+
+def parse_json(
+    content: bytes, kind: type[Kind], where: str, fix: str, upgrade: Callable[[Any], None] | None = None
+) -> Kind:
+    """The same of content that was read from `where`."""
+    try:
+        plain = msgspec.json.decode(content)
+        if upgrade is not None:
+            upgrade(plain)
+        value = msgspec.convert(plain, kind)
+        # A field that is missing may have a usual value, and one that is unknown is passed over; neither is right here.
+        for field, known, _ in differences(asdict(value), plain):  # type: ignore[call-overload]
+            raise ValueError(f"{field} is {'unknown' if known is None else 'missing'}")
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ValueError(f"{where}{_complaint(error)}; {fix}.") from None
+    return value
+
+
+def _complaint(error: Exception) -> str:
+    """What is wrong with a file, after its name."""
+    if isinstance(error, RecursionError):
+        return " is nested too deeply"
+    text, _, place = str(error).partition(" - at `$")
+    text, field = text.rstrip("."), place.rstrip("`").lstrip(".")
+    if isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError):
+        return f" is not whole JSON ({text})"
+    if found := re.fullmatch(r"Object missing required field `(\w+)`", text):
+        return f": {'.'.join(filter(None, (field, found[1])))} is missing"
+    if found := re.fullmatch(r"Expected `(.+)`, got `(.+)`", text):
+        wanted, got = (" or ".join(_WORDS.get(name, name) for name in names.split(" | ")) for names in found.groups())
+        return f"{f': {field}' if field else ''} must be {wanted}, got {got}"
+    if found := re.fullmatch(r"Invalid enum value (.+)", text):
+        return f": {field} has the unknown value {found[1]}"
+    return f": {field}: {text}" if field else f": {text}"
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any] | None]:
+    """The JSON objects of a .jsonl file, one a line, None for a line that is damaged; nothing if there is no file.
+
+    A last line without an end is still being written, or was cut off by a crash, and is left out.
+    """
+    try:
+        file = path.open("rb")
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    with file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield parse_object(line)
+
+
+def parse_object(content: bytes) -> dict[str, Any] | None:
+    """A JSON object whose fields nobody relies on; None for anything else."""
+    try:
+        found = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def differences(old: Any, new: Any, field: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Where two JSON values differ, as (dotted field, old, new)."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(key for key in new if key not in old)]:
+            yield from differences(old.get(key), new.get(key), f"{field}.{key}" if field else str(key))
+    elif isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
+        for number, (one, other) in enumerate(zip(old, new, strict=True)):
+            yield from differences(one, other, f"{field}[{number}]")
+    elif old != new:
+        yield field, old, new
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Makes a folder and keeps every other process out of it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK).open("a")
+    except OSError as error:
+        raise ValueError(f"out must be a folder that can be written; got {folder} ({error.strerror}).") from None
+    with lock:
+        deadline = time.monotonic() + _PATIENCE_S
+        while not _lock(lock, fcntl.LOCK_EX):
+            if time.monotonic() >= deadline:
+                raise ValueError(f"{folder} is in use by another process; wait for it, or use another folder.")
+            time.sleep(_RETRY_S)
+        for left in folder.glob(f".*{_WRITING}"):
+            _remove(left)  # by a process that was killed
+        yield
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process keeps others out of a folder. Writes nothing, and says no where there are no locks."""
+    try:
+        with (folder / LOCK).open("rb") as lock:
+            return not _lock(lock, fcntl.LOCK_SH)
+    except (OSError, ValueError):
+        return False
+
+
+def _lock(file: IO[Any], kind: int) -> bool:
+    """Locks a file, unless another process has it locked."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise ValueError(
+            f"{Path(file.name).parent} cannot be locked ({error.strerror}); use a file system with locks, for Lustre "
+            "one mounted with flock."
+        ) from None
+    return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Returns when a file or folder has reached the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

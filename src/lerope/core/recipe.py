@@ -1,0 +1,223 @@
+"""What decides a run's result (Recipe) and how a machine carries it out (Setup)."""
+
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from lerope.core.checks import check_choice, check_count, check_number
+from lerope.core.encoding import EncodingSpec
+from lerope.core.ladder import BATCH_TOKENS, LEARNING_RATE_INDEX, ROW_LENGTH, ModelConfig, compute, plan, rung
+
+Attention = Literal["auto", "sdpa", "flex", "varlen", "flash4"]
+Compile = Literal["auto", "yes", "no"]
+Graph = Literal["auto", "yes", "no"]
+Kernel = Literal["auto", "triton", "reference"]
+Parallel = Literal["ddp", "fsdp", "hybrid"]
+Precision = Literal["bf16", "float32"]
+RowOrder = Literal["shuffled", "documents"]
+Schedule = Literal["cosine", "wsd", "constant"]
+Tracker = Literal["tensorboard", "wandb", "trackio"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything a run's result depends on, besides its data; two runs are a pair if one field differs."""
+
+    rung: str
+    model: ModelConfig
+    encoding: str
+    """In the spelling of `EncodingSpec.text`."""
+    seed: int
+    row_length: int
+    batch_tokens: int
+    steps: int
+    learning_rate: float
+    frequency_learning_rate: float
+    schedule: Schedule
+    warmup_steps: int
+    weight_decay: float
+    """Sum over a run of the independent decay before the schedule: each step takes gamma * weight_decay / steps."""
+    betas: tuple[float, float]
+    eps: float
+    max_norm: float
+    """Gradients are clipped to this norm."""
+    frequency_max_norm: float
+    """The frequencies' gradients are clipped on their own, to this norm."""
+    precision: Precision
+    validation_tokens: int
+    """Validation reads whole documents up to the one that reaches this many tokens."""
+    z_loss: float
+    """Times the squared logsumexp of a token's logits, what training adds to its loss and validation does not."""
+    row_order: RowOrder
+    """How rows follow each other in an epoch. Runs of the first version had them in the order of documents, in which
+    none is trained any more."""
+
+    def __post_init__(self) -> None:
+        counts = ("row_length", "batch_tokens", "steps", "validation_tokens")
+        for field in counts:
+            check_count(field, getattr(self, field))
+        check_choice("schedule", self.schedule, Schedule)
+        check_choice("precision", self.precision, Precision)
+        check_choice("row_order", self.row_order, RowOrder)
+        for field in ("learning_rate", "frequency_learning_rate", "max_norm", "frequency_max_norm", "eps"):
+            if not check_number(field, getattr(self, field)) > 0:
+                raise ValueError(f"{field} must be positive; got {getattr(self, field)!r}.")
+        if not 0 <= check_number("weight_decay", self.weight_decay) < self.steps:
+            raise ValueError(
+                f"weight_decay must be from 0 to below steps = {self.steps:,}, or a step would turn weights around; "
+                f"got {self.weight_decay!r}."
+            )
+        if check_number("z_loss", self.z_loss) < 0:
+            raise ValueError(f"z_loss must be 0 or more; got {self.z_loss!r}.")
+        if len(self.betas) != 2 or not all(0 <= check_number("betas", beta) < 1 for beta in self.betas):
+            raise ValueError(f"betas must be two numbers from 0 to below 1; got {self.betas!r}.")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"seed must be a whole number from 0 to below 2^63; got {self.seed!r}.")
+        if self.batch_tokens % self.row_length:
+            raise ValueError(
+                f"batch_tokens must hold whole rows of {self.row_length:,} tokens; got {self.batch_tokens:,}."
+            )
+        if not 0 <= self.warmup_steps < self.steps:
+            raise ValueError(f"warmup_steps must be from 0 to below steps = {self.steps:,}; got {self.warmup_steps:,}.")
+
+    @cached_property
+    def spec(self) -> EncodingSpec:
+        """The encoding."""
+        return EncodingSpec.parse(self.encoding)
+
+    @property
+    def name(self) -> str:
+        """What a run directory is called: rung, encoding, seed."""
+        return "-".join([self.rung, self.spec.name, str(self.seed)])
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows in one step, over all ranks."""
+        return self.batch_tokens // self.row_length
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the run reads."""
+        return self.steps * self.batch_tokens
+
+    @property
+    def compute(self) -> float:
+        """6 N_ne D, FLOPs in the paper's notation."""
+        return float(compute(self.model, self.num_tokens))
+
+    @property
+    def torch_weight_decay(self) -> float:
+        """AdamW's weight_decay, which torch multiplies by the learning rate: the independent decay undone by it."""
+        return self.weight_decay / (self.steps * self.learning_rate)
+
+
+def recipe(
+    name: str, encoding: str = "lerope", seed: int = 42, precision: Precision = "bf16", **changes: Any
+) -> Recipe:
+    """The paper's recipe for a rung, with any fields changed; `vocab_size` and `activation` change the model.
+
+    Steps follow from 20 tokens a parameter; warm-up is 1,000 steps and at most a seventh of the run, weight decay 8 and
+    at most a tenth of the steps.
+    """
+    model = rung(name)
+    model = replace(model, **{k: changes.pop(k) for k in ("vocab_size", "activation") if k in changes})
+    known = {field.name for field in fields(Recipe)}
+    for field in changes:
+        if field not in known:
+            raise ValueError(f"{field} is not a field of a recipe; those are {', '.join(sorted(known))}.")
+    row_length = changes.get("row_length", ROW_LENGTH)
+    batch_tokens = changes.get("batch_tokens", BATCH_TOKENS)
+    steps = changes.get("steps") or plan(model, row_length, batch_tokens).steps
+    learning_rate = changes.get("learning_rate", 2 ** (-LEARNING_RATE_INDEX[name] / 2))
+    defaults: dict[str, Any] = {
+        "row_length": row_length,
+        "batch_tokens": batch_tokens,
+        "steps": steps,
+        "learning_rate": learning_rate,
+        "frequency_learning_rate": learning_rate,
+        "schedule": "cosine",
+        "warmup_steps": min(1000, steps // 7),
+        "weight_decay": min(8.0, steps / 10),
+        "betas": (0.9, 0.95),
+        "eps": 1e-8,
+        "max_norm": 1.0,
+        "frequency_max_norm": 1.0,
+        "validation_tokens": 1 << 20,
+        "z_loss": 0.0,
+        "row_order": "shuffled",
+    }
+    fixed: dict[str, Any] = {"rung": name, "model": model, "seed": seed, "precision": precision}
+    return Recipe(**fixed, encoding=EncodingSpec.parse(encoding).text, **{**defaults, **changes})
+
+
+CHANGES = (
+    "steps",
+    "row_length",
+    "batch_tokens",
+    "learning_rate",
+    "frequency_learning_rate",
+    "schedule",
+    "warmup_steps",
+    "weight_decay",
+    "max_norm",
+    "frequency_max_norm",
+    "z_loss",
+    "precision",
+    "validation_tokens",
+    "vocab_size",
+    "activation",
+)
+"""What `lerope train` takes as options, and a study may change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """How a machine carries a recipe out. May differ from one start of a run to the next."""
+
+    device: str = "auto"
+    """Where to train: cuda, cuda:1, cpu; auto takes a GPU if there is one."""
+    parallel: Parallel = "ddp"
+    """How several ranks share the work: ddp copies the model, fsdp shards it, hybrid shards it within a node."""
+    micro_batch_rows: int | None = None
+    """Rows that go through the model at once on each rank; as many as fit unless given."""
+    recompute: bool = False
+    """Activation checkpointing: less memory, about a third more compute."""
+    compile: Compile = "auto"
+    """Whether to compile each block with torch.compile; auto does on CUDA."""
+    graph: Graph = "auto"
+    """Whether to record steps as CUDA graphs, which frees the host; auto does on one GPU where blocks are compiled,
+    unless the encoding is one of your own."""
+    attention: Attention = "auto"
+    """How to attend; auto takes the fastest, by a measurement that is remembered for this GPU and shape."""
+    kernel: Kernel = "auto"
+    """What computes rotations, norms, activations and losses: auto takes fused Triton kernels where they can run,
+    reference plain torch; triton is an error where the rotary kernel cannot run."""
+    checkpoint_steps: int = 1000
+    """Steps between checkpoints."""
+    keep_checkpoints: int = 2
+    """How many checkpoints stay; the newest ones."""
+    validation_steps: int = 500
+    """Steps between validations; the last step is always validated."""
+    frequency_records: int = 1000
+    """How many records of the frequencies a run leaves, at most; as many as steps in a short one."""
+    profile: bool = False
+    """Record a few steps with torch's profiler, as RUN/profile/rank0.json.gz, which Perfetto opens."""
+    trackers: tuple[Tracker, ...] = ()
+    """Where to send metrics besides metrics.jsonl: tensorboard, wandb, trackio."""
+
+    def __post_init__(self) -> None:
+        for field in ("checkpoint_steps", "keep_checkpoints", "validation_steps", "frequency_records"):
+            check_count(field, getattr(self, field))
+        if self.micro_batch_rows is not None:
+            check_count("micro_batch_rows", self.micro_batch_rows)
+        choices_of = {
+            "parallel": Parallel,
+            "compile": Compile,
+            "graph": Graph,
+            "attention": Attention,
+            "kernel": Kernel,
+        }
+        for field, choices in choices_of.items():
+            check_choice(field, getattr(self, field), choices)
+        for tracker in self.trackers:
+            check_choice("trackers", tracker, Tracker)

@@ -1,0 +1,69 @@
+"""How far a long job is: one line that changes in a terminal, a line now and then elsewhere."""
+
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.markup import escape
+
+_LINE_SECONDS = 10.0
+_IMPORTED = time.monotonic()
+
+
+class Display:
+    """Shows the latest state of a job; nothing of it is needed to understand what is printed otherwise."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._status = self._console.status("") if self._console.is_terminal else None
+        self._next_line = time.monotonic() + _LINE_SECONDS
+
+    def __enter__(self) -> "Display":
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def show(self, text: str) -> None:
+        """The state now; it replaces the one before."""
+        if self._status is not None:
+            self._status.update(escape(text))
+        elif time.monotonic() >= self._next_line:
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(escape(text))
+        self._next_line = time.monotonic() + _LINE_SECONDS
+
+
+def duration(seconds: float) -> str:
+    """A time in its two largest units."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def readable(value: float) -> str:
+    """A number with three digits and a unit: 1.43M."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def process_start() -> float:
+    """When this process began, by `time.monotonic`, which on Linux counts from the machine's start as /proc does."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return min(ticks / os.sysconf("SC_CLK_TCK"), _IMPORTED)
+    except (OSError, ValueError, IndexError):
+        return _IMPORTED

@@ -1,0 +1,1 @@
+"""Does everything that could run on a machine run, and right?"""

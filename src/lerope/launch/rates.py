@@ -1,0 +1,68 @@
+"""The learning rates of a study's rungs: the paper's, or searched before anything else is trained."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lerope.core.ladder import LEARNING_RATE_INDEX, rung, total_parameters
+from lerope.core.recipe import Setup
+from lerope.launch.study import PlannedRun, Study
+from lerope.launch.sweep import SWEEP, predict, sweep, training
+from lerope.results import Sweep
+from lerope.scaling.lr_search import learning_rate
+
+METHOD = "rope"
+"""What rates are searched with: one for all encodings of a rung, or runs would not be pairs."""
+SWEEPS = "sweeps"
+_LARGEST_SWEPT = total_parameters(rung("608M"))
+
+
+def paper_rates(study: Study) -> str:
+    """Which indices a study takes where none were searched, for people."""
+    names = dict.fromkeys(run.rung for run in study.runs if "learning_rate" not in run.changes)
+    shown = ", ".join(f"{name} {LEARNING_RATE_INDEX[name]}" for name in names)
+    return (
+        f"learning rates 2^(-index/2), by index: {shown} (the paper's; search your own with --sweep)" if shown else ""
+    )
+
+
+def search_rates(study: Study, data: Path, out: Path, say: Callable[[str], None]) -> dict[str, float]:
+    """The best learning rate of each rung of a study, from OUT/sweeps; trains what is not known yet.
+
+    As the paper does: rungs up to 608M are swept, larger ones follow from the line through those.
+    """
+    found: list[Sweep] = []
+    for name, first in _smallest_first(study):
+        if total_parameters(rung(name)) > _LARGEST_SWEPT:
+            continue
+        changes = {field: value for field, value in first.changes.items() if field != "learning_rate"}
+        settings, objective = training(name, data, first.seed, changes, Setup())
+        predicted = predict(found, [name])
+        guess = predicted[0]["index"] if predicted else LEARNING_RATE_INDEX[name]
+        say(f"{name}: searching the learning rate, from index {guess}")
+        found.append(sweep(out / SWEEPS / name, settings, [METHOD], guess, objective, say))
+    return _rates(study, found)
+
+
+def known_rates(study: Study, out: Path) -> dict[str, float]:
+    """The same of searches that are done; raises where one is not."""
+    names = [name for name, _ in _smallest_first(study) if total_parameters(rung(name)) <= _LARGEST_SWEPT]
+    found = [Sweep.load(out / SWEEPS / name / SWEEP) for name in names]
+    for name, each in zip(names, found, strict=True):
+        if not each.optima:
+            raise ValueError(f"{out / SWEEPS / name} is not finished; go on with `lerope ladder ... --sweep`.")
+    return _rates(study, found)
+
+
+def _smallest_first(study: Study) -> list[tuple[str, PlannedRun]]:
+    """Rungs, each with its longest run."""
+    longest: dict[str, PlannedRun] = {}
+    for run in sorted(study.runs, key=lambda run: run.recipe(Path()).steps):
+        longest[run.rung] = run
+    return sorted(longest.items(), key=lambda pair: total_parameters(rung(pair[0])))
+
+
+def _rates(study: Study, found: Sequence[Sweep]) -> dict[str, float]:
+    best = {each.settings["rung"]: each.optima[0]["index"] for each in found}
+    rest = [name for name, _ in _smallest_first(study) if name not in best]
+    best |= {each["rung"]: each["index"] for each in predict(found, rest)}
+    return {name: learning_rate(best.get(name, LEARNING_RATE_INDEX[name])) for name, _ in _smallest_first(study)}

@@ -1,0 +1,75 @@
+"""Packages that need not be there: which version is, and whether it works on this machine."""
+
+import os
+import warnings
+from functools import cache
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# What these packages compile outlasts a process only where they are told so.
+_KEPT = {
+    "flash-attn-4": ("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", {"FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1"}),
+    "quack-kernels": ("QUACK_CACHE_DIR", {}),
+}
+_LIBRARIES = ("cutlass", "quack", "flash_attn")
+
+
+def cache_folder() -> Path:
+    """Where lerope keeps what it found out or compiled for this user."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lerope"
+
+
+@cache
+def version(package: str) -> str | None:
+    """Of an installed package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@cache
+def import_obstacle(package: str, module: str) -> str | None:
+    """What goes wrong when a module that needs this package is imported; None if nothing does."""
+    _keep_compiled(package)
+    _hush()
+    try:
+        import_module(module)
+    except Exception as error:  # of whatever kind: other versions, other libraries of CUDA
+        return f"{package} {version(package)} does not work here ({type(error).__name__}: {error})"
+    return None
+
+
+def gpu_obstacle(device: torch.device, least: int = 9) -> str | None:
+    """Why a GPU cannot run kernels made for this compute capability or later, 9 is Hopper's; None if it can."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return None if major >= least else f"it needs compute capability {least}.0 and this GPU has {major}.{minor}"
+
+
+def _keep_compiled(package: str) -> None:
+    """Has a kernel library keep what it compiles, so that a second run need not wait for it."""
+    if package not in _KEPT or version(package) is None:
+        return
+    variable, others = _KEPT[package]
+    folder = cache_folder() / "compiled" / package
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return  # then each run compiles for itself
+    for name, value in {variable: str(folder), **others}.items():
+        os.environ.setdefault(name, value)
+
+
+@cache
+def _hush() -> None:
+    """Keeps warnings of kernel libraries about their own code from users; one of them takes filters away."""
+    show: Any = warnings.showwarning
+
+    def chosen(message: Any, category: Any, filename: str, *rest: Any, **options: Any) -> None:
+        if not any(f"/{library}" in filename.replace("\\", "/") for library in _LIBRARIES):
+            show(message, category, filename, *rest, **options)
+
+    warnings.showwarning = chosen

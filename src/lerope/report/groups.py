@@ -1,0 +1,152 @@
+"""Which runs of a bundle belong together."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from lerope.core.ladder import LADDER
+from lerope.paper.numbers import RUNGS
+from lerope.report.collect import Bundle, RunFiles
+from lerope.report.style import method_label, order, place
+from lerope.results import Result, Training
+
+Key = TypeVar("Key")
+
+
+def method(files: RunFiles) -> str:
+    """The run's method."""
+    return files.run.recipe.spec.method
+
+
+def rung(files: RunFiles) -> str:
+    """The ladder's name of the run's size."""
+    return files.run.recipe.rung
+
+
+def seed(files: RunFiles) -> int:
+    """The run's seed."""
+    return files.run.recipe.seed
+
+
+def train_length(files: RunFiles) -> int:
+    """Tokens of a row in training."""
+    return files.run.recipe.row_length
+
+
+def compute(files: RunFiles) -> float:
+    """FLOPs of the run: 6 times parameters without embeddings times tokens."""
+    return files.run.recipe.compute
+
+
+def group(runs: Iterable[RunFiles], key: Callable[[RunFiles], Key]) -> dict[Key, list[RunFiles]]:
+    """Runs by what they have in common, in the order of their first."""
+    found: dict[Key, list[RunFiles]] = {}
+    for files in runs:
+        found.setdefault(key(files), []).append(files)
+    return found
+
+
+def by_rung(runs: Iterable[RunFiles]) -> dict[str, list[RunFiles]]:
+    """Runs by rung, the smallest first; a rung that was trained for several numbers of steps is several."""
+    some = sorted(runs, key=compute)
+    steps = {name: {files.run.recipe.steps for files in members} for name, members in group(some, rung).items()}
+
+    def name(files: RunFiles) -> str:
+        place = rung(files)
+        return place if len(steps[place]) == 1 else f"{place}, {files.run.recipe.steps:,} steps"
+
+    return group(some, name)
+
+
+def rungs_beside_paper(runs: Iterable[RunFiles]) -> list[str]:
+    """The paper's rungs and ours, the smallest first; those that the ladder does not know come first."""
+    ours = list(by_rung(runs))
+    known = [place for place in LADDER if place in ours or place in RUNGS]
+    return [*(place for place in ours if place not in LADDER), *known]
+
+
+def main_study(bundle: Bundle) -> list[RunFiles]:
+    """The runs that are compared: of one corpus and train length, at each rung of one learning rate, each seed once.
+
+    Those of which most were evaluated, or else of which there are most.
+    """
+    chosen = _largest(bundle.runs, lambda files: (files.run.identity.data, train_length(files)))
+    found: list[RunFiles] = []
+    for runs in by_rung(chosen).values():
+        alike = _largest(runs, lambda files: files.run.recipe.learning_rate)
+        for same in group(alike, lambda files: (method(files), seed(files))).values():
+            found.append(max(same, key=lambda files: len(files.results)))
+    return sorted(found, key=lambda files: (compute(files), place(method(files)), seed(files)))
+
+
+def _largest(runs: list[RunFiles], key: Callable[[RunFiles], Any]) -> list[RunFiles]:
+    groups = group(runs, key).values()
+    return max(groups, key=lambda some: (sum("eval" in files.results for files in some), len(some)), default=[])
+
+
+def code_runs(bundle: Bundle) -> list[RunFiles]:
+    """Runs whose training text is code for the most part."""
+    return [files for files in bundle.runs if files.run.starts and files.run.starts[-1].code_share > 0.5]
+
+
+def text_runs(bundle: Bundle) -> list[RunFiles]:
+    """All others; those on code where there are no others."""
+    code = {files.run.path for files in code_runs(bundle)}
+    return [files for files in bundle.runs if files.run.path not in code] or bundle.runs
+
+
+def learning_rate_runs(bundle: Bundle) -> dict[str, list[RunFiles]]:
+    """Trained runs that differ in learning rate alone, by rung: those of a sweep, whatever their folder."""
+    found: dict[str, list[RunFiles]] = {}
+    trained = [files for files in bundle.runs if (end := files.result(Training)) and end.validation_loss is not None]
+
+    def rest(files: RunFiles) -> str:
+        recipe = {key: value for key, value in asdict(files.run.recipe).items() if "learning_rate" not in key}
+        return repr((files.run.identity.data, sorted(recipe.items())))
+
+    for runs in group(trained, rest).values():
+        if len({files.run.recipe.learning_rate for files in runs}) > 1:
+            found.setdefault(rung(runs[0]), []).extend(runs)
+    return dict(sorted(found.items(), key=lambda pair: compute(pair[1][0])))
+
+
+def same_seeds(runs: Sequence[RunFiles]) -> list[RunFiles]:
+    """Runs of the seeds that every method has, so that means can be compared; all runs if there are none."""
+    methods = group(runs, method).values()
+    shared = set.intersection(*({seed(files) for files in some} for some in methods)) if methods else set()
+    return [files for files in runs if seed(files) in shared] or list(runs)
+
+
+def same_batches(files: RunFiles) -> tuple[Any, ...]:
+    """What runs have in common that read the same batches at the same steps."""
+    recipe = files.run.recipe
+    rows = (recipe.row_length, recipe.batch_tokens, recipe.row_order)
+    return files.run.identity.data, recipe.rung, recipe.seed, recipe.steps, *rows
+
+
+def largest(runs: Iterable[RunFiles]) -> RunFiles | None:
+    """The run of most compute; of these the first seed."""
+    return min(runs, key=lambda files: (-compute(files), seed(files)), default=None)
+
+
+def alike(runs: Iterable[RunFiles], settings: Callable[[RunFiles], Any]) -> list[RunFiles]:
+    """Runs of the largest rung that were measured alike: most of them, or else those with RoPE, or else the first."""
+    rungs = list(by_rung(runs).values())
+    groups = group(rungs[-1], lambda files: repr(settings(files))).values() if rungs else []
+    return max(groups, key=lambda some: (len(some), any(method(files) == "rope" for files in some)), default=[])
+
+
+def left_out(bundle: Bundle, kind: type[Result], shown: Iterable[str]) -> str | None:
+    """A sentence for methods that have a result and are not shown, because they were measured otherwise."""
+    measured = {method(files) for files in main_study(bundle) if files.result(kind) is not None}
+    names = order(measured - set(shown))
+    return f"left out, measured otherwise: {', '.join(map(method_label, names))}" if names else None
+
+
+def matched(runs: Iterable[RunFiles], names: Sequence[str]) -> dict[str, RunFiles | None]:
+    """One run of each of these methods, of the largest rung that has them all; without such a rung, of the largest."""
+    some = [files for files in runs if method(files) in names]
+    for members in reversed(by_rung(some).values()):
+        if {method(files) for files in members} == set(names):
+            return {name: largest(files for files in members if method(files) == name) for name in names}
+    return {name: largest(files for files in some if method(files) == name) for name in names}

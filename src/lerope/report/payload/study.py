@@ -1,0 +1,121 @@
+"""What runs come to together: the verdict, the comparison, compute, gaps through training."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from lerope.report.collect import Bundle
+from lerope.report.curves import trailing
+from lerope.report.groups import method, same_batches
+from lerope.report.measured import GAP_SHARE, gap
+from lerope.report.payload.values import Json, curve, number, plain
+from lerope.results import Comparison, MethodEffect
+
+_FEW_STEPS = 20
+
+
+def verdict(bundle: Bundle) -> Json:
+    """The sentence at the top and what it rests on, or what has to be done for one."""
+    if bundle.comparison is None or not bundle.comparison.effects:
+        return {"text": None, "missing": _missing(bundle)}
+    effects = bundle.comparison.effects
+    wanted = bundle.comparison.reference or ("lerope" if any(e["method"] == "lerope" for e in effects) else None)
+    of_wanted = [effect for effect in effects if effect["method"] == wanted] or effects
+    # Rungs come in order of size: the largest that has several seeds says most, else the largest.
+    main = max(enumerate(of_wanted), key=lambda item: (item[1]["num_seeds"] > 1, item[0]))[1]
+    return {"text": main["verdict"], "rung": main["rung"], "method": main["method"], "missing": None}
+
+
+def _missing(bundle: Bundle) -> Json:
+    """A sentence, and commands that would give a verdict."""
+    runs = [files.run for files in bundle.runs]
+    unfinished = [run for run in runs if not run.finished]
+    methods = {run.recipe.spec.method for run in runs}
+    if len(methods) < 2:
+        run = runs[0]
+        other = "lerope" if "rope" in methods else "rope"
+        rest = f"--seed {run.recipe.seed} --data DATA"
+        return {
+            "text": f"There is no verdict, because {next(iter(methods))} stands alone: train another encoding.",
+            "command": f"lerope train {run.recipe.rung} --encoding {other} {rest}",
+        }
+    unscored = [files.run for files in bundle.runs if files.run.finished and "eval" not in files.results]
+    if unscored:
+        return {
+            "text": "There is no verdict yet: score the finished runs on the validation documents.",
+            "command": f"lerope eval {shlex.join(str(run.path) for run in unscored)}",
+        }
+    if unfinished:
+        return {"text": "There is no verdict yet: runs are still training.", "command": None}
+    return {"text": "There is no verdict; the notes at the end say why.", "command": None}
+
+
+def comparison(found: Comparison | None) -> Json | None:
+    """Effects with the interval that the verdict speaks of, gains, and the gap by position."""
+    if found is None:
+        return None
+    effects = []
+    for effect in found.effects:
+        low, high = _interval(effect)
+        effects.append({**plain(effect), "low": number(low), "high": number(high)})
+    return {
+        "baseline": found.baseline,
+        "reference": found.reference,
+        "effects": effects,
+        "gains": plain(found.gains),
+        "byPosition": plain(found.by_position),
+    }
+
+
+def _interval(effect: MethodEffect) -> tuple[float, float]:
+    """Over seeds and documents where there are seeds."""
+    if effect["both_low"] is not None and effect["both_high"] is not None:
+        return effect["both_low"], effect["both_high"]
+    return effect["documents_low"], effect["documents_high"]
+
+
+def multipliers(bundle: Bundle) -> Json | None:
+    """By every estimator where all methods are at all rungs, else the comparison's own for those that are."""
+    found = bundle.multipliers or bundle.comparison
+    if found is None or not found.multipliers:
+        return None
+    return {"baseline": found.baseline, "multipliers": plain(found.multipliers)}
+
+
+def gaps(bundle: Bundle, losses: Sequence[Mapping[int, float]]) -> list[Json | None]:
+    """Each run's training loss less that of the baseline on the same batches, smoothed; None without such a run.
+
+    Args:
+        losses: each run's training loss by step.
+    """
+    baseline = bundle.comparison.baseline if bundle.comparison is not None else "rope"
+    found: list[Json | None] = []
+    for files, own in zip(bundle.runs, losses, strict=True):
+        base = next(
+            (
+                other_losses
+                for other, other_losses in zip(bundle.runs, losses, strict=True)
+                if method(other) == baseline and same_batches(other) == same_batches(files) and other is not files
+            ),
+            None,
+        )
+        between = {} if base is None or method(files) == baseline else gap(own, base)
+        if len(between) < _FEW_STEPS:
+            found.append(None)
+            continue
+        steps, means = trailing(between, GAP_SHARE)
+        found.append({"baseline": baseline, **curve(dict(zip(steps.tolist(), means.tolist(), strict=True)))})
+    return found
+
+
+def methods(bundle: Bundle) -> Json:
+    """Label and family of every method that runs have."""
+    specs = {method(files): files.run.recipe.spec for files in bundle.runs}
+    return {name: {"label": spec.label, "family": spec.family} for name, spec in specs.items()}
+
+
+def notes(bundle: Bundle, of_runs: Sequence[str]) -> list[str]:
+    """What could not be read or compared, each once."""
+    found = [*bundle.notes, *of_runs]
+    for result in (bundle.comparison, bundle.multipliers):
+        found += result.notes if result is not None else []
+    return list(dict.fromkeys(found))

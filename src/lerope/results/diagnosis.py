@@ -1,0 +1,30 @@
+"""Whether everything that could run on a machine runs, and right."""
+
+from dataclasses import dataclass
+from typing import ClassVar, TypedDict
+
+from lerope.results.base import Result
+
+
+class Finding(TypedDict):
+    """What `lerope doctor` found out about one thing."""
+
+    name: str
+    status: str
+    """`ok`, `missing` (what need not be there) or `broken` (there, and it fails or is wrong)."""
+    note: str
+    fix: str
+    """What to do about it, where there is something."""
+    error: float | None
+    """Of the try that is worst by its tolerance, relative; None without one, and where it is no number."""
+    tolerance: float | None
+    """What rounding explains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis(Result):
+    """`lerope doctor`: whether everything that could run on this machine runs, and right."""
+
+    kind: ClassVar[str] = "diagnosis"
+
+    findings: list[Finding]

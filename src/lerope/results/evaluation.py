@@ -1,0 +1,81 @@
+"""Loss over documents, within the train length and beyond it."""
+
+from dataclasses import dataclass
+from typing import ClassVar, TypedDict
+
+from lerope.results.base import RunResult
+
+
+class PositionBin(TypedDict):
+    """Tokens whose position in their window is in [start, stop)."""
+
+    start: int
+    stop: int
+    num_tokens: int
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(RunResult):
+    """`lerope eval`: the loss of a run on documents.
+
+    Beside it in .safetensors: `losses`, one float32 a token in order of documents; `ends`, where each document's losses
+    end in it.
+    """
+
+    kind: ClassVar[str] = "evaluation"
+
+    num_documents: int
+    num_tokens: int
+    """Targets: every token but BOS."""
+    loss: float
+    """Nats per token: the sum over tokens by their number."""
+    perplexity: float
+    document_mean_loss: float
+    """Nats per token, every document counted alike."""
+    bits_per_byte: float | None
+    """Comparable across tokenizers; None where only some tokens of the text were scored."""
+    by_position: list[PositionBin]
+
+
+class ExtrapolationRow(TypedDict):
+    """One way of going beyond the train length, on one selection of documents."""
+
+    selection: str
+    """`all`: every document, cut at `to` tokens; `long`: only those longer than that."""
+    method: str
+    temperature: float
+    label: str
+    num_documents: int
+    num_tokens: int
+    num_extrapolated: int
+    """Tokens at positions from the train length on."""
+    in_distribution_loss: float
+    in_distribution_perplexity: float
+    extrapolated_loss: float
+    extrapolated_perplexity: float
+    full_loss: float
+    full_perplexity: float
+
+
+class ExtrapolationBin(PositionBin):
+    """The same by position."""
+
+    selection: str
+    method: str
+    temperature: float
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extrapolation(RunResult):
+    """`lerope extrapolate`: loss within and beyond the train length.
+
+    Beside it in .safetensors: `SELECTION.WAY.sums` and `.counts`, the sum of losses and their number at every position,
+    for the WAY-th of the ways.
+    """
+
+    kind: ClassVar[str] = "extrapolation"
+
+    ways: list[ExtrapolationRow]
+    by_position: list[ExtrapolationBin]

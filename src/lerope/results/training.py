@@ -1,0 +1,40 @@
+"""How a run ended."""
+
+from dataclasses import dataclass
+from typing import ClassVar, TypedDict
+
+from lerope.results.base import RunResult
+
+
+class Timeline(TypedDict):
+    """Where the time of a command went, from the process's start."""
+
+    num_steps: int
+    total_seconds: float
+    first_step_seconds: float | None
+    """Until the numbers of the first step were there: imports, data, compilation, that step; None without one."""
+    step_seconds: float
+    """Of all steps, the first included."""
+    hook_seconds: dict[str, float]
+    """Of what steps wait for: validation, frequencies, checkpoints (a copy of the state, where a thread writes it)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(RunResult):
+    """`lerope train`: how a run ended, in results/training.json."""
+
+    kind: ClassVar[str] = "training"
+
+    num_steps: int
+    num_tokens: int
+    loss: float
+    """Of the last step's batch."""
+    validation_loss: float | None
+    seconds: float
+    """Steps alone, over all starts of the run."""
+    wait_share: float
+    """How much of that the model waited for data."""
+    peak_memory_bytes: int | None
+    """On a GPU."""
+    last_start: Timeline
+    """Of the command that finished the run, up to this file."""

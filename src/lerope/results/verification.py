@@ -1,0 +1,45 @@
+"""Whether engines compute what an exported model is."""
+
+from dataclasses import dataclass
+from typing import ClassVar, TypedDict
+
+from lerope.results.base import Result
+
+
+class EngineTable(TypedDict):
+    """An engine's frequencies, rebuilt from exported files by its own formula, against ours."""
+
+    engine: str
+    error: float | None
+    """The largest difference relative to our frequency; None if the engine would not find them."""
+    attention_factor: float | None
+    """What the engine would multiply cosines and sines by."""
+    agrees: bool
+    note: str
+
+
+class EngineRun(TypedDict):
+    """An engine that was really run on a prompt, against ours."""
+
+    engine: str
+    version: str | None
+    logit_error: float | None
+    """The largest difference of logits relative to the largest logit; None for an engine that gives none."""
+    num_same_tokens: int | None
+    """How many tokens of its greedy continuation are ours, from the first on."""
+    num_tokens: int
+    agrees: bool | None
+    """None if it was not run."""
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification(Result):
+    """`lerope verify`: whether engines compute what the exported model is."""
+
+    kind: ClassVar[str] = "verification"
+
+    reference: str
+    """What engines are compared with."""
+    tables: list[EngineTable]
+    runs: list[EngineRun]

@@ -1,0 +1,113 @@
+"""What goes on beside the steps: hooks of your own, checkpoints that steps do not wait for, profiles, the timeline."""
+
+import gzip
+import json
+import threading
+
+import pytest
+
+from lerope.core.run import FrequencyRecord, StepRecord, ValidationRecord
+from lerope.results import Training
+from lerope.train.checkpoint import Store
+from lerope.train.trainer import Hook
+from tests.train.runs import StopAt, metrics, same, tiny_run
+
+
+class Watching(Hook):
+    """Notes everything that it is told."""
+
+    name = "watching"
+
+    def __init__(self):
+        self.seen = []
+
+    def begin(self, loop):
+        self.seen.append(("begin", loop.step))
+
+    def take(self, loop, record):
+        self.seen.append((type(record), record.step))
+
+    def is_due(self, loop):
+        return loop.step % 2 == 0
+
+    def act(self, loop):
+        self.seen.append(("act", loop.step))
+
+    def end(self, loop):
+        self.seen.append(("end", loop.step))
+
+
+def test_a_hook_of_your_own_sees_everything_in_order(data, tmp_path):
+    hook = Watching()
+    tiny_run(data, tmp_path / "run", {"frequency_records": 2, "validation_steps": 4}, [hook], steps=4)
+    assert hook.seen[0] == ("begin", 0)
+    assert hook.seen[-1] == ("end", 4)
+    assert [step for kind, step in hook.seen if kind is StepRecord] == [1, 2, 3, 4]
+    assert [step for kind, step in hook.seen if kind is ValidationRecord] == [4]
+    assert [step for kind, step in hook.seen if kind is FrequencyRecord] == [0, 2, 4]
+    assert [step for kind, step in hook.seen if kind == "act"] == [2, 4]
+    # A step's numbers are there before anything acts on them.
+    assert hook.seen.index((StepRecord, 2)) < hook.seen.index(("act", 2))
+
+
+def test_a_hook_may_stop_a_run_which_then_goes_on(data, tmp_path):
+    tiny_run(data, tmp_path / "straight", steps=24)
+    outcome = tiny_run(data, tmp_path / "run", hooks=[StopAt(11)], steps=24)
+    assert (outcome.finished, outcome.step) == (False, 11)
+    assert tiny_run(data, tmp_path / "run", steps=24).finished
+    same(tmp_path / "straight", tmp_path / "run")
+
+
+def test_steps_go_on_while_a_checkpoint_is_written(data, tmp_path, monkeypatch):
+    """The first checkpoint is held back until three more steps are done; what it holds is as of its own step."""
+    tiny_run(data, tmp_path / "straight", {"checkpoint_steps": 2}, steps=6)
+    save, go_on = Store.save, threading.Event()
+
+    def held_back(self, step, state):
+        if step == 2:
+            assert go_on.wait(30)
+        save(self, step, state)
+
+    class Release(Hook):
+        def take(self, loop, record):
+            if isinstance(record, StepRecord) and record.step == 3:
+                assert not (tmp_path / "run" / "checkpoints" / "step-00000002").exists()
+                go_on.set()
+
+    monkeypatch.setattr(Store, "save", held_back)
+    setup = {"checkpoint_steps": 2, "keep_checkpoints": 9}
+    tiny_run(data, tmp_path / "run", setup, [Release()], steps=6)
+    assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 3
+    same(tmp_path / "straight", tmp_path / "run")
+
+
+def test_what_goes_wrong_while_a_checkpoint_is_written_is_said(data, tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Store, "save", full)
+    with pytest.raises(ValueError, match=r"cannot be written to \(No space left on device\): training stopped"):
+        tiny_run(data, tmp_path / "run", {"checkpoint_steps": 2}, steps=6)
+    assert max(record["step"] for record in metrics(tmp_path / "run")) <= 4
+
+
+def test_a_profile_is_a_trace_of_some_steps(data, tmp_path):
+    tiny_run(data, tmp_path / "plain", steps=14)
+    assert not (tmp_path / "plain" / "profile").exists()
+    tiny_run(data, tmp_path / "run", {"profile": True}, steps=14)
+    with gzip.open(tmp_path / "run" / "profile" / "rank0.json.gz") as file:
+        names = [event.get("name") for event in json.load(file)["traceEvents"]]
+    assert names.count("Optimizer.step#AdamW.step") == 4
+    same(tmp_path / "plain", tmp_path / "run")
+    tiny_run(data, tmp_path / "short", {"profile": True}, steps=10)  # ended before the profile would have been
+    assert (tmp_path / "short" / "profile" / "rank0.json.gz").is_file()
+
+
+def test_the_timeline_says_where_the_time_went(data, tmp_path):
+    tiny_run(data, tmp_path / "run", {"checkpoint_steps": 4, "validation_steps": 4}, steps=12)
+    found = Training.load(tmp_path / "run" / "results" / "training.json").last_start
+    assert found["num_steps"] == 12
+    assert set(found["hook_seconds"]) == {"validation", "frequencies", "checkpoints"}
+    parts = found["step_seconds"] + sum(found["hook_seconds"].values())
+    assert 0 < parts < found["total_seconds"] - found["first_step_seconds"] + found["step_seconds"]
+    assert 0 < found["first_step_seconds"] < found["total_seconds"]
