@@ -20,7 +20,7 @@ from reporting import conditions, save, show
 from lerope.analyze.bands import Measured, measure
 from lerope.analyze.phasors import Sums, gradient_phasors
 from lerope.analyze.subjects import OwnModel
-from lerope.model.config import rung
+from lerope.core.ladder import rung
 from lerope.model.init import init_weights
 from lerope.model.spec import build_encoding
 from lerope.model.transformer import Transformer

@@ -25,26 +25,24 @@ import tempfile
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from reporting import conditions, save, show
 from torch import Tensor, nn
 
-from lerope.data.loader import Loader
+from lerope.core.recipe import Precision, Recipe, Setup, recipe
+from lerope.core.run import provenance, read_metrics
 from lerope.data.shards import Corpus
-from lerope.model import packages
-from lerope.model.accounting import Precision
-from lerope.model.attention import Backend, obstacle
+from lerope.model.attention import Backend, backend_obstacle
 from lerope.model.init import init_weights
+from lerope.model.kernels import packages
+from lerope.model.kernels.layers import FAST
 from lerope.model.loss import Head
-from lerope.model.products import Linear
-from lerope.model.transformer import MLP, AddNorm, Transformer
+from lerope.model.transformer import MLP, Attention, Block, Linear, RMSNorm, Transformer
 from lerope.rotary.encodings import Encoding
-from lerope.runs import METRICS, provenance, read_records
-from lerope.train.config import Recipe, Setup, recipe
+from lerope.train.engine import Engine
 from lerope.train.job import train
-from lerope.train.trainer import Started, Trainer
+from lerope.train.trainer import Hook, Loop, Record
 
 RESULTS = Path(__file__).parent / "results"
 BATCH_TOKENS = 8192
@@ -56,19 +54,19 @@ NUM_BATCHES = 4
 # Later losses differ by chaos more than by rounding.
 COMPARED_STEPS = 25
 
-PARTS: dict[str, type[nn.Module]] = {
-    "rotary": Encoding,
-    "AddNorm": AddNorm,
-    "Head": Head,
-    "Linear": Linear,
-    "MLP": MLP,
+PARTS: dict[str, tuple[type[nn.Module], ...]] = {
+    "rotary": (Encoding, Attention),
+    "AddNorm": (Block, RMSNorm),
+    "Head": (Head,),
+    "Linear": (Linear,),
+    "MLP": (MLP,),
 }
-ALL = tuple(PARTS.values())
+ALL = tuple(kind for part in PARTS.values() for kind in part)
 # What is fused, and what attends.
 PATHS: dict[str, tuple[tuple[type[nn.Module], ...], Backend]] = {
     "plain torch": ((), "sdpa"),
     "plain torch varlen": ((), "varlen"),
-    **{name: ((part,), "sdpa") for name, part in PARTS.items()},
+    **{name: (part, "sdpa") for name, part in PARTS.items()},
     "all sdpa": (ALL, "sdpa"),
     "all varlen": (ALL, "varlen"),
     "all flash4": (ALL, "flash4"),
@@ -97,9 +95,24 @@ def made(args: argparse.Namespace, seed: int, precision: Precision) -> Recipe:
     )
 
 
+class StopAfter(Hook):
+    """Stops a run after so many steps, and keeps its engine."""
+
+    engine: Engine
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def begin(self, loop: Loop) -> None:
+        self.engine = loop.engine
+
+    def take(self, loop: Loop, record: Record) -> None:
+        loop.stopping |= record.step == self.steps
+
+
 def first_steps(
     args: argparse.Namespace, seed: int, precision: Precision, steps: int, path: str
-) -> tuple[Trainer, list[float]]:
+) -> tuple[Engine, list[float]]:
     """A run that is stopped after so many steps, not compiled; and their losses."""
     parts, backend = PATHS[path]
     how = Setup(
@@ -111,31 +124,26 @@ def first_steps(
         validation_steps=RUN_STEPS,
         frequency_records=1,
     )
-    report = Trainer._report
-    trainers: list[Trainer] = []
-
-    def report_and_stop(trainer: Trainer, started: Started | None) -> bool:
-        trainers.append(trainer)
-        return report(trainer, started) or (started is not None and started.step == steps)
-
+    stop = StopAfter(steps)
     print(f"seed {seed}, {path} in {precision}: {steps} steps", flush=True)
     quiet = redirect_stdout(io.StringIO())
-    with tempfile.TemporaryDirectory() as scratch, patch.object(Trainer, "_report", report_and_stop), quiet:
-        outcome = train(made(args, seed, precision), args.data, Path(scratch) / "run", how)
-        losses = [record["loss"] for record in read_records(outcome.path / METRICS) if "loss" in record]
-    if outcome.step < steps or trainers[0].signals.received is not None:
+    with tempfile.TemporaryDirectory() as scratch, quiet:
+        outcome = train(made(args, seed, precision), args.data, Path(scratch) / "run", how, [stop])
+        losses = [record.loss for record in read_metrics(outcome.path).steps]
+    if outcome.step < steps:
         sys.exit(f"stopped; {args.out} has what was measured before this run.")
-    return trainers[0], losses
+    return stop.engine, losses
 
 
 def gradients(model: Transformer, inputs: dict[str, Tensor], path: str, narrow: bool) -> dict[str, Tensor]:
     """Of every parameter, by name."""
     parts, backend = PATHS[path]
+    model.use_kernel("reference")
     for module in model.modules():
-        if isinstance(module, Encoding):
-            module.kernel = "auto" if Encoding in parts else "reference"
-        elif isinstance(module, AddNorm | Head | Linear | MLP):
-            module.fused = isinstance(module, parts)
+        if type(module) in FAST and type(module) in parts:
+            module.__class__ = FAST[type(module)]
+    if Encoding in parts:
+        model.encoding.kernel = "auto"
     with torch.autocast(inputs["tokens"].device.type, torch.bfloat16, enabled=narrow):
         loss = model(**inputs, backend=backend)
     parameters = dict(model.named_parameters())
@@ -160,14 +168,13 @@ def batch_errors(
     args: argparse.Namespace, paths: list[str], seed: int, after: int
 ) -> dict[tuple[str, str], list[list[float]]]:
     """What `errors` says of each batch, by path and parameter, at a seed's weights after so many steps."""
-    trainer, _ = first_steps(args, seed, "float32", max(1, after), "plain torch")
-    model, device = trainer.model, trainer.ranks.device
+    engine, _ = first_steps(args, seed, "float32", max(1, after), "plain torch")
+    model, device = engine.model, engine.ranks.device
     if after == 0:
         init_weights(model, seed)
-    loader = Loader(trainer.corpus.train, trainer.recipe.row_length, trainer.recipe.batch_rows, seed)
     found: dict[tuple[str, str], list[list[float]]] = {}
     for number in range(NUM_BATCHES):
-        batch, _ = loader.load(RUN_STEPS + number)
+        batch, _ = engine.loader.load(RUN_STEPS + number)
         fields = ("tokens", "targets", "positions", "document_ids", "centres")
         inputs = {field: torch.from_numpy(getattr(batch, field)).to(device) for field in fields}
         exact = gradients(model, inputs, "plain torch", narrow=False)
@@ -220,7 +227,7 @@ def compare(args: argparse.Namespace) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for seed in args.seeds:
         made(args, seed, "float32")  # a wrong seed is an error now, not hours later
-    obstacles = {path: obstacle(backend, device, torch.bfloat16) for path, (_, backend) in PATHS.items()}
+    obstacles = {path: backend_obstacle(backend, device, torch.bfloat16) for path, (_, backend) in PATHS.items()}
     paths = [path for path, reason in obstacles.items() if reason is None]
     optional = [name for name in ("triton", "quack-kernels", "flash-attn-4") if packages.version(name)]
     results: dict[str, Any] = {
@@ -251,8 +258,8 @@ def compare(args: argparse.Namespace) -> None:
         _, curves["float32"] = first_steps(args, seed, "float32", args.steps, "plain torch")
         for path in CURVES:
             if path in paths:
-                trainer, curves[path] = first_steps(args, seed, "bf16", args.steps, path)
-                results["kernels"][path] = trainer.kernels()
+                engine, curves[path] = first_steps(args, seed, "bf16", args.steps, path)
+                results["kernels"][path] = engine.kernels()
             save(args.out, results)
         results["differences"] += difference_rows(seed, curves)
         found: dict[str, list[float]] = {}

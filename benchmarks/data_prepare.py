@@ -25,7 +25,7 @@ from reporting import conditions, save, show
 from lerope.data import prepare as module
 from lerope.data.sources import find_parts, read_part, sample
 from lerope.data.tokenizer import VOCAB_SIZE, train_tokenizer
-from lerope.data.training import SAMPLE_BYTES
+from lerope.data.tokenizer_training import SAMPLE_BYTES
 
 RESULT = Path(__file__).parent / "results" / "data_prepare.json"
 FILE_BYTES = 25_000_000

@@ -29,20 +29,19 @@ from reporting import conditions, save, show
 
 from lerope.analyze.bands import full_rows, measure
 from lerope.analyze.subjects import OwnModel
+from lerope.core.ladder import ModelConfig, rung
+from lerope.core.recipe import Kernel, Precision
 from lerope.data.packing import windows
 from lerope.data.shards import Corpus
 from lerope.evaluate.documents import Source, Texts
 from lerope.evaluate.losses import window_losses
 from lerope.evaluate.scorer import Scorer
 from lerope.evaluate.work import useful_batch_tokens
-from lerope.model.accounting import Precision
-from lerope.model.attention import Backend, DocumentMask, obstacle
-from lerope.model.config import ModelConfig, rung
+from lerope.model.attention import Backend, DocumentMask, backend_obstacle
 from lerope.model.init import init_weights
-from lerope.model.packages import version
+from lerope.model.kernels.packages import version
 from lerope.model.spec import build_encoding
 from lerope.model.transformer import Transformer
-from lerope.rotary.kernels import Kernel
 from lerope.train.parallel import Ranks
 
 RESULTS = Path(__file__).parent / "results"
@@ -74,7 +73,7 @@ def ways(device: torch.device, precisions: list[Precision]) -> list[Way]:
     found = [Way(precision, kernel) for precision in precisions for kernel in ("reference", "auto")]
     if "bf16" in precisions:
         packed: tuple[Backend, ...] = ("varlen", "flash4")
-        found += [Way("bf16", "auto", b) for b in packed if obstacle(b, device, torch.bfloat16) is None]
+        found += [Way("bf16", "auto", b) for b in packed if backend_obstacle(b, device, torch.bfloat16) is None]
     return found
 
 

@@ -18,13 +18,13 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import lerope
-from lerope.data.files import write_whole
+from lerope.core.files import write_whole
+from lerope.core.run import RUN, provenance, read_run
 from lerope.data.tokenizer import Tokenizer
 from lerope.interop.gguf import FACTORS, put_factors
 from lerope.interop.verify import llama_cpp_logits
 from lerope.model.saved import load_model
 from lerope.rotary.artifact import Frequencies
-from lerope.runs import RUN, provenance, read_run
 
 
 def main() -> None:

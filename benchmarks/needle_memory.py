@@ -18,10 +18,10 @@ from pathlib import Path
 
 from reporting import conditions, save, show
 
-from lerope.data.shards import TOKENIZER
+from lerope.core.ladder import rung
+from lerope.core.run import TOKENIZER
 from lerope.data.sources import find_parts, sample
 from lerope.data.tokenizer import train_tokenizer
-from lerope.model.config import rung
 from lerope.model.init import init_weights
 from lerope.model.saved import save_model
 from lerope.model.spec import build_encoding

@@ -19,15 +19,15 @@ import torch
 from reporting import conditions, save, show
 from torch import Tensor
 
+from lerope.core.recipe import Kernel, Setup, recipe
+from lerope.core.run import read_metrics
 from lerope.data.loader import Loader
 from lerope.data.shards import Corpus
-from lerope.model import products, transformer
-from lerope.model.attention import obstacle
+from lerope.model import transformer
+from lerope.model.attention import backend_obstacle
+from lerope.model.loss import compute_dtype
 from lerope.model.saved import load_model
-from lerope.rotary.kernels import Kernel
 from lerope.rotary.optim import frequency_parameters
-from lerope.runs import METRICS, read_records
-from lerope.train.config import Setup, recipe
 from lerope.train.job import train
 
 RESULTS = Path(__file__).parent / "results"
@@ -47,7 +47,7 @@ def losses(folder: Path, args: argparse.Namespace, precision: str, **setup: Any)
     )
     how = Setup(validation_steps=args.steps, checkpoint_steps=args.steps, frequency_records=1, **setup)
     outcome = train(made, args.data, folder, how)
-    curve = [record["loss"] for record in read_records(folder / METRICS) if "loss" in record]
+    curve = [record.loss for record in read_metrics(folder).steps]
     return curve, outcome.validation_loss
 
 
@@ -71,8 +71,10 @@ def gradient_errors(folder: Path, args: argparse.Namespace) -> list[dict[str, An
         inputs = {name: torch.from_numpy(getattr(batch, name)).to(device) for name in fields}
         for name, (kernel, narrow, stream) in ways.items():
             model.use_kernel(kernel)
-            kept = products.compute_dtype if stream is None else lambda x: torch.float32
-            backend = "flash4" if kernel == "auto" and obstacle("flash4", device, torch.bfloat16) is None else "sdpa"
+            kept = compute_dtype if stream is None else lambda x: torch.float32
+            backend = (
+                "flash4" if kernel == "auto" and backend_obstacle("flash4", device, torch.bfloat16) is None else "sdpa"
+            )
             with (
                 torch.autocast(device.type, torch.bfloat16, enabled=narrow),
                 patch.object(transformer, "compute_dtype", kept),
@@ -129,7 +131,7 @@ def compare(args: argparse.Namespace) -> None:
     results["data"] = Corpus(args.data, verify="sizes").manifest.fingerprint()
     with tempfile.TemporaryDirectory() as scratch:
         for number, (name, (precision, setup)) in enumerate(paths.items()):
-            kept = (lambda x: torch.float32) if "residual" in name else products.compute_dtype
+            kept = (lambda x: torch.float32) if "residual" in name else compute_dtype
             with patch.object(transformer, "compute_dtype", kept):
                 curves[name], validation[name] = losses(Path(scratch) / str(number), args, precision, **setup)
             save(args.out, {**results, "losses": curves, "validation_losses": validation})

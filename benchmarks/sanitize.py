@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import lerope
-from lerope.model import products, triton_gelu, triton_loss, triton_norm
-from lerope.model.attention import BACKENDS, DocumentMask, obstacle
-from lerope.model.fused_mlp import mlp
-from lerope.rotary.frequencies import Layout
+from lerope.core.encoding import Layout
+from lerope.model.attention import BACKENDS, DocumentMask, backend_obstacle
+from lerope.model.kernels import products, triton_gelu, triton_loss, triton_norm
+from lerope.model.kernels.fused_mlp import mlp
 
 DEVICE = torch.device("cuda")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -76,7 +76,7 @@ def attention(every: int) -> int:
     ids = torch.arange(2 * 96, device=DEVICE).view(2, 96) // 7
     count = 0
     for backend in BACKENDS:
-        if backend in ("sdpa", "flex") or obstacle(backend, DEVICE, torch.bfloat16) is not None:
+        if backend in ("sdpa", "flex") or backend_obstacle(backend, DEVICE, torch.bfloat16) is not None:
             continue
         qkv = torch.randn(2, 96, 3, 2, 64, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
         mask = DocumentMask(ids, backend)
@@ -85,7 +85,7 @@ def attention(every: int) -> int:
         count += 1
         if backend != "flash4" or mask.packed is None:
             continue
-        from lerope.model.fused_attention import attend
+        from lerope.model.kernels.fused_attention import attend
 
         for bands in (32, 12):
             theta = torch.rand(bands, device=DEVICE, requires_grad=True)
@@ -100,7 +100,7 @@ def attention(every: int) -> int:
         shapes = ((256, 64), (64, 256))
         up, down = (torch.randn(shape, device=DEVICE, dtype=dtype, requires_grad=True) for shape in shapes)
         with torch.autocast(DEVICE.type, torch.bfloat16):
-            runs = products.obstacle(x, up, down) is None
+            runs = products.quack_obstacle(x, up, down) is None
         if runs:
             mlp(x, up, down).sum().backward()
             products.linear(x, up).sum().backward()

@@ -24,13 +24,12 @@ from reporting import conditions, save, show
 from torch import Tensor
 
 import lerope
+from lerope.core.ladder import flops_per_token, rung
+from lerope.core.recipe import recipe
 from lerope.data.loader import Loader
-from lerope.model.accounting import flops_per_token
-from lerope.model.config import rung
 from lerope.model.init import init_weights
 from lerope.model.spec import build_encoding
 from lerope.model.transformer import Transformer
-from lerope.train.config import recipe
 
 ROW_LENGTH = 512
 RESULT = Path(__file__).parent / "results" / "step_cpu.json"
@@ -49,7 +48,7 @@ def ours(encoding: str, batch: dict[str, Tensor], num_targets: int) -> Callable[
     config = rung("19M")
     model = Transformer(config, build_encoding(encoding, config))
     init_weights(model, 0)
-    made = recipe("19M", encoding)
+    made = recipe("19M", encoding, precision="float32")
     groups = lerope.param_groups(model, made.learning_rate, made.torch_weight_decay)
     optimizer = torch.optim.AdamW(groups, betas=made.betas, eps=made.eps, fused=True)
 
