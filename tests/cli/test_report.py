@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from functools import partial
 
 import pytest
 
@@ -149,7 +150,10 @@ def test_what_holds_no_run_is_one_sentence(command, tmp_path, capsys, monkeypatc
 
 def test_watch_serves_until_it_is_interrupted(runs):
     command = [sys.executable, "-m", "lerope", "watch", str(runs), "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A shell has its background jobs ignore Ctrl-C, and what they start inherits that.
+    heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=heeding)
     try:
         address = process.stdout.readline().strip()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address)
