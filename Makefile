@@ -3,7 +3,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test test-slow test-gpu lint lint-page format bench figures clean
+.PHONY: help demo test test-all test-gpu lint lint-page format bench figures clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -19,11 +19,12 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## train RoPE and LeRoPE on this machine's Python sources, and compare
 	@$(BIN)/lerope demo
 
-test: lint      ## lint, types and all tests that need no GPU
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+test: lint      ## lint, types and every test that is quick and needs no GPU
+	@$(PYTEST)
 
-test-slow: $(READY)  ## every study of the paper in small, with its measurements (minutes)
-	@$(BIN)/python -m pytest -m slow
+test-all: lint lint-page  ## what CI runs: all that needs no GPU (kills, browser, the demo, every study in small)
+	@$(PYTEST) -m 'not gpu'
 
 test-gpu: $(READY)  ## the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu --numprocesses 8

@@ -29,6 +29,8 @@ from lerope.rotary.rotate import Rotation
 from tests.bench.nanogpt import MODEL
 from tests.data.corpora import write_corpus
 
+pytestmark = pytest.mark.slow
+
 ELEMENT = 2 if torch.cuda.is_available() else 4
 
 

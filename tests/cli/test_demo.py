@@ -13,6 +13,8 @@ from lerope.core.signals import Stopped
 from lerope.data.shards import Corpus
 from lerope.train.job import train
 
+pytestmark = pytest.mark.slow
+
 STEPS = 60
 
 

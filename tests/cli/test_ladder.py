@@ -79,6 +79,7 @@ def test_commands_for_a_cluster(capsys):
     assert shlex.split(spaced)[4] == "my data"
 
 
+@pytest.mark.slow
 def test_a_study_in_processes_of_its_own(capsys, data, tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)

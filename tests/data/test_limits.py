@@ -131,6 +131,7 @@ class InThisProcess:
         pass
 
 
+@pytest.mark.slow
 def test_killed_in_either_split_it_ends_with_the_same_bytes(reference, tmp_path):
     want, arguments = reference
     out = tmp_path / "out"

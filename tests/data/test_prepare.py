@@ -123,6 +123,7 @@ def test_any_number_of_workers_gives_the_same_bytes(source, reference, tmp_path,
         assert content(tmp_path / str(num_workers)) == content(reference[0])
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_it_ends_with_the_same_bytes(reference, tmp_path):
     want, arguments = reference
     out, rng = tmp_path / "out", random.Random(0)

@@ -87,6 +87,7 @@ def without(monkeypatch, *names):
     monkeypatch.setattr(packages.metadata, "version", version)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="another machine has other lines")
 def test_a_sound_machine_as_people_see_it():
     """In a process of its own, torch.compile included."""
@@ -143,6 +144,7 @@ def test_rounding_explains_errors_and_leaves_room(name):
         assert 0 < outcome.error < 0.75 * outcome.tolerance < 0.0075
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run in Triton's interpreter")
 @pytest.mark.usefixtures("_rounds_as_a_gpu")
 def test_the_fused_kernels_pass_in_the_interpreter(monkeypatch):
@@ -281,6 +283,7 @@ def test_the_cache_folder_is_left_as_it_was(run, tmp_path):
     assert list((tmp_path / "cache" / "lerope").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device needs Triton's compiler instead")
 def test_without_a_compiler_a_cpu_misses_it_and_says_what_to_install(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")

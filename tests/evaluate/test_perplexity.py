@@ -139,7 +139,7 @@ def test_the_backend_does_not_matter(run, tmp_path):
         assert mean(scored(run, tmp_path / "math")) == pytest.approx(fused, abs=1e-5)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_independent_of_the_number_of_ranks(run, tmp_path, num_ranks):
     run_ranks(score_on_ranks, tmp_path, run, tmp_path / "partial", num_ranks, num_ranks=num_ranks)
     alone = scored(run, tmp_path / "alone", batch_tokens=70)

@@ -277,6 +277,7 @@ def check_ranks(rank):
         assert torch.nn.functional.cosine_similarity(gradient, expected, dim=0) > 0.99  # the model is in bfloat16
 
 
+@pytest.mark.slow
 def test_two_ranks(tmp_path):
     """DDP and FSDP2 give the gradient that one process gives for the whole batch."""
     run_ranks(check_ranks, tmp_path)

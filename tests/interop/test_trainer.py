@@ -251,6 +251,7 @@ def test_resume_with_peft(family, tmp_path):
     check_same(whole, expected.alphas[2:], again, keep.alphas)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("event", ["after a step", "within a step"])
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_training_again_after_an_interrupt(family, event, tmp_path):

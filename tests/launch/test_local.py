@@ -246,6 +246,7 @@ def test_a_damaged_run_has_a_status(out):
     assert "run.json is not whole JSON" in found.problem
 
 
+@pytest.mark.slow
 def test_several_at_once_each_in_its_place(out):
     out.mkdir()
     holds = [out / f"hold-{run.name}" for run in pair().runs]
@@ -265,6 +266,7 @@ def test_several_at_once_each_in_its_place(out):
     assert threads == {"demo-rope-42": "1", "demo-lerope-42": "2"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("children", ["live on", "die too"])
 def test_killed_in_the_middle_and_started_again(out, children):
     out.mkdir()
@@ -293,6 +295,7 @@ def test_killed_in_the_middle_and_started_again(out, children):
     assert [done.count(("eval", f"demo-{name}-42")) for name in ("rope", "lerope", "prope")] == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_killed_in_a_measurement_and_started_again(out):
     out.mkdir()
     hold = out / "hold-eval-demo-rope-42"

@@ -41,6 +41,7 @@ def kept_by_autograd(config, rows, length, precision, compiled, recompute=False)
 SMALL = ModelConfig(num_layers=3, num_heads=4, vocab_size=256)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("precision", ["bf16", "float32"])
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from tests.report.browser import CHROMIUM, Browser
 from tests.report.example import ODD_NAME, write_example
 from tests.train.runs import edit
 
+pytestmark = pytest.mark.slow
+
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
 SCRIPT = "<script>alert(1)</script>"

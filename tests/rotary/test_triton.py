@@ -212,6 +212,7 @@ def test_the_gradient_of_frequencies_in_bf16_is_no_worse_than_the_reference_s(na
     assert errors["triton"] <= 1.05 * errors["reference"], errors
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 @given(
     heads=st.integers(1, 3),

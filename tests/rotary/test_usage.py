@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("triton")
 
+pytestmark = pytest.mark.slow
+
 
 def compiled(folder, *arguments):
     """By layout: bytes that spill out of registers, and instructions for each pair of numbers."""

@@ -233,6 +233,7 @@ def test_a_full_disk(data, tmp_path, straight):
     same(straight, tmp_path / "after")
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_run_and_loses_nothing(data, tmp_path):
     out = tmp_path / "run"
     process = spawn(data, out, num_ranks=2, steps=4000, setup={"checkpoint_steps": 10})

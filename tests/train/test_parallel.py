@@ -30,7 +30,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+# The first of each kind in every run of the tests, the others where there is time.
+_MORE = ("hybrid of two nodes", "fsdp, recompute, micro-batches", "ddp, micro-batches")
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in _MORE)) for case in CASES])
 def test_ranks_match_one_process(data, tmp_path, case):
     num_ranks, per_node, changes = CASES[case]
     # With this seed no gradient of the frequencies nearly cancels. Where it does (seed 7, step 6), one process with

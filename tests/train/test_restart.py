@@ -34,6 +34,7 @@ def kill_when(process, ready):
     return False
 
 
+@pytest.mark.slow
 def test_killed_three_times(data, straight, tmp_path):
     out = tmp_path / "run"
 
@@ -76,7 +77,7 @@ def test_a_signal_saves_and_says_how_to_go_on(data, straight, tmp_path, kind):
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_another_number_of_ranks_goes_on(data, straight, tmp_path, before, after, parallel):
     out = tmp_path / "run"
     setup = {"parallel": parallel}
