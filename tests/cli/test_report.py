@@ -174,6 +174,6 @@ def test_a_damaged_run_alone_is_named(tmp_path, capsys):
         main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "out")])
     assert stop.value.code == 2
     error = capsys.readouterr().err
-    assert "run.json is not whole JSON" in error
+    assert "run.json is not" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()

@@ -35,7 +35,7 @@ def test_other_methods_have_others():
         (
             "lerope,sharing=layer_head",
             "lerope,sharing=layer_head",
-            "LeRoPE, own to each layer and head",
+            "LeRoPE, per layer and head",
             "lerope-sharinglayer_head",
         ),
         ("lerope,rotary_dim=32", "lerope,rotary_dim=32", "LeRoPE, rotary_dim 32", "lerope-rotary_dim32"),

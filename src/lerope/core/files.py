@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, read into a typed object or one sentence, in folders that one process holds."""
+"""Files: written whole or not at all, read into a typed object or one error, in folders locked by one process."""
 
 import fcntl
 import hashlib
@@ -19,7 +19,7 @@ Kind = TypeVar("Kind")
 SignedKind = TypeVar("SignedKind", bound="Signed")
 
 LOCK = ".lock"
-# What a name ends with while its file or folder is being written.
+# The ending of a file's or folder's name while it is being written.
 _WRITING = ".writing"
 _WORDS = {
     "object": "an object",
@@ -29,7 +29,7 @@ _WORDS = {
     "str": "text",
     "bool": "true or false",
 }
-# A process that only asks whether a folder is locked is done sooner than this.
+# A process that only checks whether a folder is locked takes less than this.
 _PATIENCE_S = 1.0
 _RETRY_S = 0.05
 
@@ -42,9 +42,9 @@ def sha256_of(path: Path) -> str:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Where to write a file or a folder: it takes the place of `path` once all of it has reached the disk.
+    """Where to write a file or folder: it replaces `path` once all of it has reached the disk.
 
-    Whatever goes wrong before that, even the machine stopping, leaves `path` as it was.
+    Any failure before that, even a machine crash, leaves `path` as it was.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}{_WRITING}")
     _remove(partial)
@@ -61,7 +61,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file, a text with a newline at its end, whole or not at all."""
+    """Writes a file whole or not at all; text gets a newline at its end."""
     with whole(path) as partial:
         partial.write_bytes(content if isinstance(content, bytes) else f"{content}\n".encode())
 
@@ -73,18 +73,18 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, kind: type[Kind], fix: str, upgrade: Callable[[Any], None] | None = None) -> Kind:
-    """Reads a JSON file into an object of a type; whatever is wrong with it is one ValueError.
+    """Reads a JSON file into a typed object; any problem raises one ValueError.
 
     Args:
-        kind: a dataclass; every field must be there and of its type, and no other may.
-        fix: what to do about a file that is not as it must be, as the end of a sentence.
-        upgrade: changes what an earlier version wrote into what this one reads.
+        kind: a dataclass; every field must be present with its type, and no others.
+        fix: what to do about a bad file, as the end of a sentence.
+        upgrade: converts what an earlier version wrote into what this one reads.
     """
     return parse_json(read_bytes(path, fix), kind, str(path), fix, upgrade)
 
 
 class Signed(Protocol):
-    """What knows the hash of its content."""
+    """Knows the hash of its content."""
 
     def fingerprint(self) -> str:
         """A hash of what matters."""
@@ -120,7 +120,7 @@ def read_signed(
 
 
 def read_bytes(path: Path, fix: str) -> bytes:
-    """The content of a file, or a sentence."""
+    """The content of a file; raises if unreadable."""
     try:
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -132,13 +132,13 @@ def read_bytes(path: Path, fix: str) -> bytes:
 def parse_json(
     content: bytes, kind: type[Kind], where: str, fix: str, upgrade: Callable[[Any], None] | None = None
 ) -> Kind:
-    """The same of content that was read from `where`."""
+    """The same for content already read from `where`."""
     try:
         plain = msgspec.json.decode(content)
         if upgrade is not None:
             upgrade(plain)
         value = msgspec.convert(plain, kind)
-        # A field that is missing may have a usual value, and one that is unknown is passed over; neither is right here.
+        # msgspec fills in defaults for missing fields and skips unknown ones; neither is right here.
         for field, known, _ in differences(asdict(value), plain):  # type: ignore[call-overload]
             raise ValueError(f"{field} is {'unknown' if known is None else 'missing'}")
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -147,13 +147,13 @@ def parse_json(
 
 
 def _complaint(error: Exception) -> str:
-    """What is wrong with a file, after its name."""
+    """What is wrong with a file, to follow its name."""
     if isinstance(error, RecursionError):
         return " is nested too deeply"
     text, _, place = str(error).partition(" - at `$")
     text, field = text.rstrip("."), place.rstrip("`").lstrip(".")
     if isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError):
-        return f" is not whole JSON ({text})"
+        return f" is not valid JSON ({text})"
     if found := re.fullmatch(r"Object missing required field `(\w+)`", text):
         return f": {'.'.join(filter(None, (field, found[1])))} is missing"
     if found := re.fullmatch(r"Expected `(.+)`, got `(.+)`", text):
@@ -165,9 +165,9 @@ def _complaint(error: Exception) -> str:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any] | None]:
-    """The JSON objects of a .jsonl file, one a line, None for a line that is damaged; nothing if there is no file.
+    """The JSON objects of a .jsonl file, one per line, None for a damaged line; nothing if there is no file.
 
-    A last line without an end is still being written, or was cut off by a crash, and is left out.
+    A last line without a newline is still being written, or was cut off by a crash, and is skipped.
     """
     try:
         file = path.open("rb")
@@ -180,7 +180,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any] | None]:
 
 
 def parse_object(content: bytes) -> dict[str, Any] | None:
-    """A JSON object whose fields nobody relies on; None for anything else."""
+    """A JSON object with unchecked fields; None for anything else."""
     try:
         found = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -202,12 +202,12 @@ def differences(old: Any, new: Any, field: str = "") -> Iterator[tuple[str, Any,
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Makes a folder and keeps every other process out of it."""
+    """Creates a folder and keeps every other process out of it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / LOCK).open("a")
     except OSError as error:
-        raise ValueError(f"out must be a folder that can be written; got {folder} ({error.strerror}).") from None
+        raise ValueError(f"out must be a writable folder; got {folder} ({error.strerror}).") from None
     with lock:
         deadline = time.monotonic() + _PATIENCE_S
         while not _lock(lock, fcntl.LOCK_EX):
@@ -215,12 +215,12 @@ def locked(folder: Path) -> Iterator[None]:
                 raise ValueError(f"{folder} is in use by another process; wait for it, or use another folder.")
             time.sleep(_RETRY_S)
         for left in folder.glob(f".*{_WRITING}"):
-            _remove(left)  # by a process that was killed
+            _remove(left)  # left by a process that was killed
         yield
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process keeps others out of a folder. Writes nothing, and says no where there are no locks."""
+    """Whether a process has locked a folder. Writes nothing; False if locks are not supported."""
     try:
         with (folder / LOCK).open("rb") as lock:
             return not _lock(lock, fcntl.LOCK_SH)
@@ -236,8 +236,8 @@ def _lock(file: IO[Any], kind: int) -> bool:
         return False
     except OSError as error:
         raise ValueError(
-            f"{Path(file.name).parent} cannot be locked ({error.strerror}); use a file system with locks, for Lustre "
-            "one mounted with flock."
+            f"{Path(file.name).parent} cannot be locked ({error.strerror}); use a file system with locks (for Lustre, "
+            "mounted with flock)."
         ) from None
     return True
 

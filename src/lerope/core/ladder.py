@@ -1,6 +1,6 @@
-"""What a model is made of, the ladder of models as data, and what is counted of them: parameters, tokens, compute.
+"""A model's shape, the ladder of models as data, and their counts: parameters, tokens, compute.
 
-Counts follow the paper: gains are left out, tokens are 20 per parameter, compute is 6 N D with N without embeddings.
+Counts follow the paper: no gains, 20 tokens per parameter, and compute 6 N D where N excludes embeddings.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class ModelConfig:
     head_dim: int = 64
     vocab_size: int = 32_000
     activation: Activation = "gelu"
-    """Exact GELU as in the paper's recipe, or squared ReLU, which serving engines can run in this shape."""
+    """Exact GELU as in the paper's recipe, or squared ReLU, which serving engines can run in this MLP."""
     norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
@@ -62,8 +62,8 @@ LADDER: dict[str, ModelConfig] = {
     "2.52B": _rung(30),
 }
 
-# Learning rates are 2^(-index / 2). From 52M on the indices are the paper's. Below its ladder the index falls with
-# 1 / parameters, as the paper's own sweep does: 10 for 19M and demo, whose blocks are the same.
+# Learning rates are 2^(-index / 2). From 52M up, the indices are the paper's. Below its ladder, the index scales with
+# 1 / parameters, as in the paper's own sweep: 10 for 19M and demo, whose blocks are the same.
 LEARNING_RATE_INDEX = {"demo": 10, "19M": 10, "52M": 13, "217M": 17, "608M": 20, "1.34B": 22, "2.52B": 23}
 
 
@@ -85,17 +85,17 @@ def total_parameters(config: ModelConfig) -> int:
 
 
 def gain_parameters(config: ModelConfig) -> int:
-    """The gains of all norms, which the paper's counts leave out."""
+    """The gains of all norms, which the paper does not count."""
     return config.num_layers * (2 * config.width + 2 * config.head_dim) + config.width
 
 
 def compute(config: ModelConfig, num_tokens: int) -> int:
-    """6 N_ne D, the paper's C: FLOPs without those of embedding, head and attention."""
+    """6 N_ne D, the paper's C: FLOPs without embedding, head and attention."""
     return 6 * block_parameters(config) * num_tokens
 
 
 def flops_per_token(config: ModelConfig, row_length: int) -> int:
-    """Forward and backward, head and causal attention (half of the square) included."""
+    """Forward and backward, including head and causal attention (half of the square)."""
     matrices = block_parameters(config) + config.vocab_size * config.width
     return 6 * matrices + 6 * config.num_layers * row_length * config.width
 
@@ -108,13 +108,13 @@ class Plan:
     total_parameters: int
     gain_parameters: int
     encoding_parameters: int
-    """The log-scales of LeRoPE, one for each band; other encodings have none."""
+    """LeRoPE's log-scales, one per band; other encodings have none."""
     tokens: int
     steps: int
     compute: int
-    """6 N_ne D, the paper's C: what compute multipliers are about."""
+    """6 N_ne D, the paper's C, on which compute multipliers are based."""
     flops: int
-    """What the hardware really has to do."""
+    """What the hardware actually computes."""
 
 
 def plan(config: ModelConfig, row_length: int = ROW_LENGTH, batch_tokens: int = BATCH_TOKENS) -> Plan:
@@ -125,7 +125,7 @@ def plan(config: ModelConfig, row_length: int = ROW_LENGTH, batch_tokens: int = 
     steps = round(TOKENS_PER_PARAMETER * total / batch_tokens)
     if steps == 0:
         raise ValueError(
-            f"batch_tokens must be at most the run's {TOKENS_PER_PARAMETER * total:,}; got {batch_tokens:,}."
+            f"batch_tokens must be at most the run's {TOKENS_PER_PARAMETER * total:,} tokens; got {batch_tokens:,}."
         )
     tokens = steps * batch_tokens
     return Plan(

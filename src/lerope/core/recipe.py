@@ -21,7 +21,7 @@ Tracker = Literal["tensorboard", "wandb", "trackio"]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything a run's result depends on, besides its data; two runs are a pair if one field differs."""
+    """Everything a run's result depends on besides its data; two runs form a pair if one field differs."""
 
     rung: str
     model: ModelConfig
@@ -36,7 +36,7 @@ class Recipe:
     schedule: Schedule
     warmup_steps: int
     weight_decay: float
-    """Sum over a run of the independent decay before the schedule: each step takes gamma * weight_decay / steps."""
+    """Independent decay summed over a run, before the schedule: each step takes gamma * weight_decay / steps."""
     betas: tuple[float, float]
     eps: float
     max_norm: float
@@ -47,10 +47,10 @@ class Recipe:
     validation_tokens: int
     """Validation reads whole documents up to the one that reaches this many tokens."""
     z_loss: float
-    """Times the squared logsumexp of a token's logits, what training adds to its loss and validation does not."""
+    """Weight of the squared logsumexp of a token's logits, which training adds to the loss and validation does not."""
     row_order: RowOrder
-    """How rows follow each other in an epoch. Runs of the first version had them in the order of documents, in which
-    none is trained any more."""
+    """The order of rows in an epoch. Runs of the first version had them in document order, which is no longer
+    trained."""
 
     def __post_init__(self) -> None:
         counts = ("row_length", "batch_tokens", "steps", "validation_tokens")
@@ -64,21 +64,21 @@ class Recipe:
                 raise ValueError(f"{field} must be positive; got {getattr(self, field)!r}.")
         if not 0 <= check_number("weight_decay", self.weight_decay) < self.steps:
             raise ValueError(
-                f"weight_decay must be from 0 to below steps = {self.steps:,}, or a step would turn weights around; "
+                f"weight_decay must be at least 0 and below steps = {self.steps:,}, or a step would flip weights; "
                 f"got {self.weight_decay!r}."
             )
         if check_number("z_loss", self.z_loss) < 0:
             raise ValueError(f"z_loss must be 0 or more; got {self.z_loss!r}.")
         if len(self.betas) != 2 or not all(0 <= check_number("betas", beta) < 1 for beta in self.betas):
-            raise ValueError(f"betas must be two numbers from 0 to below 1; got {self.betas!r}.")
+            raise ValueError(f"betas must be two numbers in [0, 1); got {self.betas!r}.")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 63:
-            raise ValueError(f"seed must be a whole number from 0 to below 2^63; got {self.seed!r}.")
+            raise ValueError(f"seed must be a whole number in [0, 2^63); got {self.seed!r}.")
         if self.batch_tokens % self.row_length:
             raise ValueError(
                 f"batch_tokens must hold whole rows of {self.row_length:,} tokens; got {self.batch_tokens:,}."
             )
         if not 0 <= self.warmup_steps < self.steps:
-            raise ValueError(f"warmup_steps must be from 0 to below steps = {self.steps:,}; got {self.warmup_steps:,}.")
+            raise ValueError(f"warmup_steps must be in [0, steps = {self.steps:,}); got {self.warmup_steps:,}.")
 
     @cached_property
     def spec(self) -> EncodingSpec:
@@ -87,12 +87,12 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """What a run directory is called: rung, encoding, seed."""
+        """The name of a run directory: rung, encoding, seed."""
         return "-".join([self.rung, self.spec.name, str(self.seed)])
 
     @property
     def batch_rows(self) -> int:
-        """Rows in one step, over all ranks."""
+        """Rows per step, over all ranks."""
         return self.batch_tokens // self.row_length
 
     @property
@@ -107,7 +107,7 @@ class Recipe:
 
     @property
     def torch_weight_decay(self) -> float:
-        """AdamW's weight_decay, which torch multiplies by the learning rate: the independent decay undone by it."""
+        """AdamW's weight_decay: the independent decay divided by the learning rate, which torch multiplies it by."""
         return self.weight_decay / (self.steps * self.learning_rate)
 
 
@@ -116,15 +116,15 @@ def recipe(
 ) -> Recipe:
     """The paper's recipe for a rung, with any fields changed; `vocab_size` and `activation` change the model.
 
-    Steps follow from 20 tokens a parameter; warm-up is 1,000 steps and at most a seventh of the run, weight decay 8 and
-    at most a tenth of the steps.
+    Steps follow from 20 tokens per parameter; warm-up is 1,000 steps but at most a seventh of the run, weight decay 8
+    but at most a tenth of the steps.
     """
     model = rung(name)
     model = replace(model, **{k: changes.pop(k) for k in ("vocab_size", "activation") if k in changes})
     known = {field.name for field in fields(Recipe)}
     for field in changes:
         if field not in known:
-            raise ValueError(f"{field} is not a field of a recipe; those are {', '.join(sorted(known))}.")
+            raise ValueError(f"{field} is not a recipe field; those are {', '.join(sorted(known))}.")
     row_length = changes.get("row_length", ROW_LENGTH)
     batch_tokens = changes.get("batch_tokens", BATCH_TOKENS)
     steps = changes.get("steps") or plan(model, row_length, batch_tokens).steps
@@ -167,41 +167,41 @@ CHANGES = (
     "vocab_size",
     "activation",
 )
-"""What `lerope train` takes as options, and a study may change."""
+"""What `lerope train` takes as options and a study may change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How a machine carries a recipe out. May differ from one start of a run to the next."""
+    """How a machine carries out a recipe. May differ between starts of a run."""
 
     device: str = "auto"
-    """Where to train: cuda, cuda:1, cpu; auto takes a GPU if there is one."""
+    """Where to train: cuda, cuda:1, cpu; auto uses a GPU if there is one."""
     parallel: Parallel = "ddp"
-    """How several ranks share the work: ddp copies the model, fsdp shards it, hybrid shards it within a node."""
+    """How ranks share the work: ddp copies the model, fsdp shards it, hybrid shards it within each node."""
     micro_batch_rows: int | None = None
-    """Rows that go through the model at once on each rank; as many as fit unless given."""
+    """Rows per forward pass on each rank; by default, as many as fit."""
     recompute: bool = False
     """Activation checkpointing: less memory, about a third more compute."""
     compile: Compile = "auto"
-    """Whether to compile each block with torch.compile; auto does on CUDA."""
+    """Whether to compile each block with torch.compile; auto does so on CUDA."""
     graph: Graph = "auto"
-    """Whether to record steps as CUDA graphs, which frees the host; auto does on one GPU where blocks are compiled,
-    unless the encoding is one of your own."""
+    """Whether to record steps as CUDA graphs, which frees the host; auto does so on one GPU with compiled blocks,
+    unless the encoding is your own."""
     attention: Attention = "auto"
-    """How to attend; auto takes the fastest, by a measurement that is remembered for this GPU and shape."""
+    """Attention backend; auto picks the fastest by a measurement cached for this GPU and shape."""
     kernel: Kernel = "auto"
-    """What computes rotations, norms, activations and losses: auto takes fused Triton kernels where they can run,
-    reference plain torch; triton is an error where the rotary kernel cannot run."""
+    """What computes rotations, norms, activations and losses: auto uses fused Triton kernels where they can run,
+    reference uses plain torch; triton fails where the rotary kernel cannot run."""
     checkpoint_steps: int = 1000
     """Steps between checkpoints."""
     keep_checkpoints: int = 2
-    """How many checkpoints stay; the newest ones."""
+    """How many of the newest checkpoints to keep."""
     validation_steps: int = 500
     """Steps between validations; the last step is always validated."""
     frequency_records: int = 1000
-    """How many records of the frequencies a run leaves, at most; as many as steps in a short one."""
+    """How many records of the frequencies a run keeps, at most; a short run keeps one per step."""
     profile: bool = False
-    """Record a few steps with torch's profiler, as RUN/profile/rank0.json.gz, which Perfetto opens."""
+    """Record a few steps with torch's profiler in RUN/profile/rank0.json.gz, for Perfetto."""
     trackers: tuple[Tracker, ...] = ()
     """Where to send metrics besides metrics.jsonl: tensorboard, wandb, trackio."""
 

@@ -1,4 +1,4 @@
-"""The run directory: what each file is called, what run.json says, and the records of training.
+"""The run directory: its file names, what run.json says, and the records of training.
 
 run.json  metrics.jsonl  frequencies.jsonl  checkpoints/  model/  results/
 """
@@ -35,18 +35,18 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What decides a run's result; the same each time it is started."""
+    """What determines a run's result; the same at every start."""
 
     recipe: Recipe
     data: str
     """The fingerprint of the corpus."""
     initial_frequencies: str
-    """The fingerprint of the frequencies that the encoding starts from."""
+    """The fingerprint of the encoding's initial frequencies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """One time that a run was started; all of it may differ from one to the next."""
+    """One start of a run; everything here may differ between starts."""
 
     date: str
     lerope: str
@@ -57,11 +57,11 @@ class Start:
     gpu: str | None
     num_threads: int
     command: str
-    """What to give to go on."""
+    """What to run to continue."""
     data: str
     """The folder of the corpus."""
     sources: list[str]
-    """Where its text came from, as `lerope data prepare` was told."""
+    """The sources of its text, as given to `lerope data prepare`."""
     code_share: float
     """How much of the training text is source code."""
     setup: dict[str, Any]
@@ -69,7 +69,7 @@ class Start:
     device: str
     micro_batch_rows: int
     num_data_tokens: int | None = None
-    """Tokens of its training split, which say how often the run reads it; None in runs from before this was kept."""
+    """Tokens of its training split, to tell how often the run reads it; None in runs from before this was recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,21 +121,21 @@ class Run:
     @property
     def label(self) -> dict[str, Any]:
         """What a result file says about its run."""
-        # As JSON gives it back, so that it is equal to what a file says.
+        # Through JSON and back, so that it equals what a file says.
         return {"name": self.name, "created": self.created, **json.loads(json.dumps(asdict(self.identity)))}
 
     @property
     def digest(self) -> str:
-        """A hash that tells this training from every other, wherever its folder lies."""
+        """A hash that identifies this training, wherever its folder is."""
         return hashlib.sha256(json.dumps([self.created, asdict(self.identity)]).encode()).hexdigest()
 
     def check_model(self, *names: str) -> None:
-        """Raises unless these files of the model are those that training ended with."""
+        """Raises unless these model files are the ones training ended with."""
         for name in names:
             wanted, file = self.model_sha256.get(name), self.model / name
             if wanted is not None and file.is_file() and sha256_of(file) != wanted:
                 raise ValueError(
-                    f"{file} is not what this run was finished with, it was changed or is another's; {_FIX}."
+                    f"{file} is not what this run finished with: it was changed or belongs to another run; {_FIX}."
                 )
 
     def save(self) -> None:
@@ -159,7 +159,7 @@ def is_run(path: Path) -> bool:
 
 
 def read_run(path: str | os.PathLike[str]) -> Run:
-    """Reads run.json; whatever is wrong with it is one ValueError."""
+    """Reads run.json; any problem raises one ValueError."""
     folder = Path(path)
     if not (folder / RUN).exists():
         raise ValueError(f"{folder / RUN} does not exist; name a folder that `lerope train` wrote.")
@@ -168,17 +168,17 @@ def read_run(path: str | os.PathLike[str]) -> Run:
 
 
 def finished_run(path: str | os.PathLike[str]) -> Run:
-    """The same for a run that must be at its end."""
+    """The same for a run that must be finished."""
     run = read_run(path)
     if not run.finished:
         command = run.starts[-1].command if run.starts else "lerope train"
-        raise ValueError(f"{run.path} is not finished; go on with: {command}")
+        raise ValueError(f"{run.path} is not finished; continue with: {command}")
     return run
 
 
 def _upgrade(content: Any) -> None:
-    """The first version had no number, did not say what its text was, left a z-loss of 0 out, and read rows in the
-    order of documents."""
+    """The first version had no number, did not record its text's sources, omitted a z-loss of 0, and read rows in
+    document order."""
     if not isinstance(content, dict) or "version" in content:
         return
     content.update(version=VERSION, model_sha256={})
@@ -203,13 +203,13 @@ class StepRecord:
     learning_rate: float
     gradient_norm: float
     frequency_gradient_norm: float | None
-    """None where no frequency is learned."""
+    """None if no frequency is learned."""
     seconds: float
     wait_seconds: float
     """How long the model waited for the batch."""
     tokens_per_second: float
     share_of_peak: float | None
-    """FLOPs by the GPU's dense bfloat16 peak, where that is known."""
+    """FLOP/s divided by the GPU's dense bfloat16 peak, if known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,20 +223,20 @@ class ValidationRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class FrequencyRecord:
-    """A line of frequencies.jsonl: log-scales where they say it all, else frequencies."""
+    """A line of frequencies.jsonl: log-scales if they suffice, else frequencies."""
 
     step: int
     log_scales: list[Any] | None = None
-    """ln(frequency / RoPE's), nested as layers and heads have their own; None where that is no number."""
+    """ln(frequency / RoPE's), nested by layer and head if these have their own; None where undefined."""
     frequencies: list[Any] | None = None
-    """None where log-scales say it all."""
+    """None if log-scales suffice."""
 
     def __post_init__(self) -> None:
         if not (_is_numeric(self.log_scales, True) and _is_numeric(self.frequencies, False)):
             raise ValueError("log_scales and frequencies must be nested lists of numbers")
 
     def values(self, rope: Sequence[float] | None) -> list[Any] | None:
-        """The frequencies, nested; None where the record does not say.
+        """The frequencies, nested; None if the record does not give them.
 
         Args:
             rope: RoPE's frequencies, to which log-scales are relative.
@@ -245,12 +245,12 @@ class FrequencyRecord:
             return self.frequencies
         try:
             return _scaled(self.log_scales, rope)
-        except (TypeError, ValueError, OverflowError):  # of other bands than these
+        except (TypeError, ValueError, OverflowError):  # different bands
             return None
 
 
 def _is_numeric(values: Any, gaps: bool) -> bool:
-    """Whether these are nested lists of numbers, or nothing; with gaps some may be missing."""
+    """Whether these are nested lists of numbers, or None; with gaps, some may be missing."""
     if isinstance(values, list):
         return all(_is_numeric(value, gaps) and (gaps or value is not None) for value in values)
     return values is None or (isinstance(values, int | float) and not isinstance(values, bool))
@@ -269,7 +269,7 @@ class Metrics:
     steps: list[StepRecord]
     validations: list[ValidationRecord]
     num_damaged: int
-    """Lines that could not be read."""
+    """Unreadable lines."""
 
     @property
     def validation_loss(self) -> float | None:
@@ -278,7 +278,7 @@ class Metrics:
 
 
 def read_metrics(run: Path) -> Metrics:
-    """The records of a run directory; a damaged line costs that line."""
+    """The records of a run directory; damaged lines are skipped."""
     found = Metrics([], [], 0)
     num_damaged = 0
     for record in read_lines(run / METRICS):
@@ -293,7 +293,7 @@ def read_metrics(run: Path) -> Metrics:
 
 
 def read_history(run: Path) -> list[FrequencyRecord]:
-    """The records of a run's frequencies, without damaged ones; one for an encoding that does not learn."""
+    """A run's frequency records, without damaged ones; a single one if the encoding does not learn."""
     records = (_typed(record, FrequencyRecord) for record in read_lines(run / HISTORY))
     return [record for record in records if record is not None]
 
@@ -306,7 +306,7 @@ def _typed(record: dict[str, Any] | None, kind: type[Kind]) -> Kind | None:
 
 
 def provenance() -> dict[str, Any]:
-    """Date, versions and commit: what a reader needs to know where numbers come from."""
+    """Date, versions and commit: what a reader needs to trace numbers."""
     return {
         "date": now(),
         "lerope": lerope.__version__,
@@ -317,12 +317,12 @@ def provenance() -> dict[str, Any]:
 
 
 def now() -> str:
-    """The time in UTC, to the second."""
+    """The UTC time, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _commit() -> str | None:
-    """The commit of lerope's own source, `+` after it if files have changed; None outside a checkout."""
+    """The commit of lerope's own source, followed by `+` if files have changed; None outside a checkout."""
     folder = os.path.dirname(lerope.__file__)
 
     def git(*args: str) -> str:
@@ -330,7 +330,7 @@ def _commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", "__init__.py")  # An installed copy may lie in somebody else's checkout.
+        git("ls-files", "--error-unmatch", "__init__.py")  # An installed copy may be inside someone else's checkout.
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.SubprocessError):
         return None

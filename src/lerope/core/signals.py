@@ -1,4 +1,4 @@
-"""Ctrl-C and requests to stop, as a question asked at safe moments instead of an exception at any."""
+"""Ctrl-C and requests to stop, checked at safe moments instead of raised at any moment."""
 
 import signal
 import threading
@@ -33,7 +33,7 @@ class Signals:
             signal.signal(number, handler)
 
     def check(self) -> None:
-        """Raises Stopped once a signal has come."""
+        """Raises Stopped once a signal has arrived."""
         if self.received is not None:
             raise Stopped(self.received)
 

@@ -1,4 +1,4 @@
-"""How far a long job is: one line that changes in a terminal, a line now and then elsewhere."""
+"""Progress of a long job: one changing line in a terminal, an occasional line elsewhere."""
 
 import os
 import time
@@ -13,7 +13,7 @@ _IMPORTED = time.monotonic()
 
 
 class Display:
-    """Shows the latest state of a job; nothing of it is needed to understand what is printed otherwise."""
+    """Shows the latest state of a job; other output makes sense without it."""
 
     def __init__(self) -> None:
         self._console = Console(highlight=False, soft_wrap=True)
@@ -30,7 +30,7 @@ class Display:
             self._status.stop()
 
     def show(self, text: str) -> None:
-        """The state now; it replaces the one before."""
+        """The current state; it replaces the previous one."""
         if self._status is not None:
             self._status.update(escape(text))
         elif time.monotonic() >= self._next_line:
@@ -61,7 +61,7 @@ def readable(value: float) -> str:
 
 
 def process_start() -> float:
-    """When this process began, by `time.monotonic`, which on Linux counts from the machine's start as /proc does."""
+    """When this process began, in `time.monotonic`, which on Linux counts from boot, as /proc does."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         return min(ticks / os.sysconf("SC_CLK_TCK"), _IMPORTED)

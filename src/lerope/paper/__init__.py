@@ -1,1 +1,1 @@
-"""The LeRoPE paper (arXiv:2607.10134): the numbers that it prints, and what comes out when they are recomputed."""
+"""The LeRoPE paper (arXiv:2607.10134): the numbers it prints, and what recomputing them gives."""

@@ -1,4 +1,4 @@
-"""Every number of the paper that this project uses, once, as printed, with the table or text it stands in."""
+"""Every number of the paper that this project uses, once, as printed, with the table or text it is from."""
 
 RUNGS = ("52M", "217M", "608M", "1.34B", "2.52B")
 # Section 4, the main table (tab:ppl).
@@ -7,10 +7,10 @@ PERPLEXITY = {
     "prope": (30.2695, 18.2269, 13.8663, 11.5665, 10.1659),
     "lerope": (29.9479, 18.1335, 13.8093, 11.5384, 10.1387),
 }
-# Appendix, estimation of multipliers (tab:eg_vs_cm). Of LeRoPE, rung by rung.
+# Appendix, estimation of multipliers (tab:eg_vs_cm). LeRoPE's, rung by rung.
 PIECEWISE_MULTIPLIERS = ("1.071", "1.048", "1.047", "1.032", "1.034")
 FITTED_MULTIPLIERS = ("1.064", "1.047", "1.039", "1.039", "1.031")
-# The text beside it: the fit of RoPE's losses, and those of three methods with one floor.
+# The accompanying text: the fit to RoPE's losses, and to three methods' losses with one floor.
 FIT = {"E": "0.641", "A": "26.4", "alpha": "0.0574", "rmse": "5.3e-4"}
 JOINT_FIT = {"E": "0.643", "rmse": "4.7e-4", "smallest alpha": "0.0573", "largest alpha": "0.0576"}
 JOINT_SPREAD_PERCENT = "0.5"
@@ -36,7 +36,7 @@ SIZES = {
     "1.34B": ("1.21B", "1.34B"),
     "2.52B": ("2.36B", "2.52B"),
 }
-# Appendix, the text and tables on the ladder, by our names of a recipe's fields.
+# Appendix, the text and tables on the ladder, by our names for a recipe's fields.
 RECIPE = {
     "row_length": "2048",
     "batch_tokens": "131,072",
@@ -56,11 +56,11 @@ EXTRAPOLATION = {
     ("lerope", "dominant band only"): ("10.112", "8.965", "10.026"),
     ("lerope", "YaRN"): ("10.106", "8.776", "10.005"),
 }
-# The text beside fig:leave_one_out_bands. Loss increase of the 2.52B model without a band.
+# The text accompanying fig:leave_one_out_bands. Loss increase of the 2.52B model without a band.
 LEAVE_ONE_OUT = {17: 0.762, 26: 0.069}
-# Section 6 and the appendix: the dominant wavelength by the train length.
+# Section 6 and the appendix: dominant wavelength / train length.
 WAVELENGTH_BY_LENGTH = "2.205"
-# Appendix, code (fig:code_frequency_analysis). Dominant wavelength by train length.
+# Appendix, code (fig:code_frequency_analysis). Dominant wavelength / train length.
 CODE_WAVELENGTHS = {2048: 5250.0, 8192: 16627.0}
 # Appendix, dominant bands (tab:dom_band_stats).
 # Run: training length, dominant band, exp(alpha), frequency, wavelength, frequency * length.
@@ -73,7 +73,7 @@ DOMINANT_BANDS = {
     "2.52B, 2048": (2048, 17, "0.2009", "0.001507", "4170.3", "3.086"),
 }
 # Appendix, seeds (tab:seeds).
-# Loss with seeds 42, 43, 44, their mean and standard deviation, and how far the mean is behind LeRoPE.
+# Loss with seeds 42, 43, 44, its mean and standard deviation, and how far the mean is behind LeRoPE's.
 SEEDS = {
     "217M": {
         "b = 2048": (("2.9107", "2.9100", "2.9137"), "2.9115", "0.0020", "0.0134"),
@@ -86,14 +86,14 @@ SEEDS = {
         "LeRoPE": (("2.6253", "2.6250", "2.6257"), "2.6254", "0.0004", None),
     },
 }
-# The text beside that table. Standard deviations of the differences to LeRoPE, seed by seed.
+# The text accompanying that table. Standard deviations of the per-seed differences from LeRoPE.
 PAIRED_DEVIATIONS = {
     ("217M", "RoPE"): "0.0019",
     ("217M", "b = 500k"): "0.0008",
     ("608M", "RoPE"): "0.0010",
 }
-# Section 5, gain captured (tab:ppl_warmstart), and the main table. Perplexities of seed 42, which say more of these
-# losses than four digits do.
+# Section 5, gain captured (tab:ppl_warmstart), and the main table. Perplexities of seed 42, more precise than its
+# losses to four digits.
 SEED_42_PERPLEXITY = {
     ("217M", "RoPE"): "18.2377",
     ("217M", "p-RoPE"): "18.2269",
@@ -104,9 +104,9 @@ SEED_42_PERPLEXITY = {
 }
 # Appendix, ablations (tab:ablations).
 LOSS = {"RoPE": "2.9035", "p-RoPE": "2.9029", "Fixed LeRoPE": "2.8999", "LeRoPE": "2.8978"}
-# The table (tab:ppl_warmstart) and the text of section 5, in per cent of the gain in perplexity.
+# The table (tab:ppl_warmstart) and the text of section 5, in percent of the perplexity gain.
 GAIN_CAPTURED = {"p-RoPE": ("10.4",), "Fixed LeRoPE": ("63.6", "63")}
-# Appendix, ablations (tab:ablations). Loss and difference to RoPE, 217M.
+# Appendix, ablations (tab:ablations). Loss and difference from RoPE, 217M.
 ABLATIONS = {
     "b = 2048": ("2.9107", "0.0073"),
     "b = 500k": ("2.8996", "-0.0039"),
@@ -119,11 +119,11 @@ ABLATIONS = {
     "LeRoPE, per layer and head": ("2.8996", "-0.0039"),
     "Fixed LeRoPE": ("2.8999", "-0.0036"),
 }
-# Appendix, code (tab:code). Loss, and difference to RoPE.
+# Appendix, code (tab:code). Loss and difference from RoPE.
 CODE_ROPE = "1.2501"
 CODE = {"p-RoPE": ("1.2495", "-0.0006"), "LeRoPE": ("1.2398", "-0.0104")}
 
-# The paper's names of methods as ours.
+# The paper's method names, in our terms.
 METHODS = {
     "RoPE": "rope",
     "b = 2048": "rope,base=2048",

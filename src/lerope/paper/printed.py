@@ -1,4 +1,4 @@
-"""Numbers as a paper prints them: what their last digit leaves open, and whether a recomputation agrees."""
+"""Numbers as a paper prints them: the range their last digit allows, and whether a recomputation agrees."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,25 +11,25 @@ from lerope.scaling.multipliers import Floats
 
 Status = Literal["reproduces", "within the rounding of its inputs", "differs"]
 
-# A little more than half a unit: inputs carry rounding of their own.
+# A little over half a unit: the inputs are rounded too.
 _HALF = 0.501
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A number as the paper prints it, and as it comes out of other numbers that the paper prints."""
+    """A number as the paper prints it, and as recomputed from other numbers it prints."""
 
     table: str
     name: str
     printed: str
     value: float
     low: float | None = None
-    """The least that the inputs allow within their last digits; the value itself unless given."""
+    """The least value that the inputs' last digits allow; by default, the value itself."""
     high: float | None = None
 
     @property
     def status(self) -> Status:
-        """Whether the value, rounded as the paper rounds it, is what is printed, or could be within its inputs."""
+        """Whether the value, rounded as in the paper, is the printed one, or could be given its inputs' rounding."""
         low, high = printed_range(self.printed, _HALF)
         if low <= self.value <= high:
             return "reproduces"
@@ -38,7 +38,7 @@ class Entry:
 
 
 def printed_range(text: str, half: float = 0.5) -> tuple[float, float]:
-    """What a printed number may have been before it was rounded: half a unit of its last digit either side."""
+    """What a printed number may have been before rounding: half a unit of its last digit either way."""
     mantissa, _, exponent = text.partition("e")
     digits = len(mantissa.partition(".")[2]) - int(exponent or 0)
     return float(text) - half * 10.0**-digits, float(text) + half * 10.0**-digits
@@ -55,9 +55,9 @@ def entry(
     """A function of printed numbers beside its printed value.
 
     Args:
-        function: its extremes are looked for at the ends of the inputs' ranges, where a monotone function has them.
+        function: its extremes are sought at the ends of the inputs' ranges, where a monotone function has them.
         inputs: the numbers as printed.
-        ranges: what each may have been before rounding; what its digits say unless given.
+        ranges: what each may have been before rounding; by default, what its digits allow.
     """
     corners = product(*(ranges or [printed_range(text) for text in inputs]))
     values = [function(np.array(corner)) for corner in corners]

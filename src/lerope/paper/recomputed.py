@@ -1,4 +1,4 @@
-"""What the paper prints about scaling, recomputed from its perplexities, and everything else it prints with it."""
+"""What the paper prints about scaling, recomputed from its perplexities, along with everything else it prints."""
 
 import numpy as np
 
@@ -11,13 +11,13 @@ from lerope.scaling.multipliers import Floats, compute_multipliers
 
 
 def losses() -> tuple[Floats, dict[str, Floats]]:
-    """Compute and losses in nats of the paper's main table."""
+    """Compute and losses, in nats, from the paper's main table."""
     compute = np.array([ladder_compute(rung) for rung in RUNGS])
     return compute, {name: np.log(values) for name, values in numbers.PERPLEXITY.items()}
 
 
 def recomputed() -> list[Entry]:
-    """Every number of the paper's tables on scaling, runs, seeds and dominant bands beside its recomputation."""
+    """Every number in the paper's tables on scaling, runs, seeds and dominant bands, with its recomputation."""
     return [*_scaling(), *recomputed_runs.entries()]
 
 

@@ -12,7 +12,7 @@ from lerope.scaling.wavelengths import wavelength_ratio
 
 
 def entries() -> list[Entry]:
-    """Every number of these tables beside its recomputation."""
+    """Every number in these tables, with its recomputation."""
     return [*_dominant_bands(), *_seeds(), *_claims(), *_gain_captured(), *_ablations()]
 
 
@@ -123,7 +123,7 @@ def _ablations() -> list[Entry]:
 
 
 def _ranges(rung: str, method: str, losses: Sequence[str]) -> list[tuple[float, float]]:
-    """What losses of seeds 42, 43 and 44 may be before rounding; the first is known better where it is a perplexity."""
+    """What losses of seeds 42, 43 and 44 may be before rounding; the first is tighter where its perplexity is known."""
     first, *others = (printed_range(text) for text in losses)
     if (rung, method) in numbers.SEED_42_PERPLEXITY:
         low, high = printed_range(numbers.SEED_42_PERPLEXITY[rung, method])
