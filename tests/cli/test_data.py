@@ -82,10 +82,10 @@ def test_a_tokenizer_that_is_trained_shown_and_used(source, tmp_path, capsys):
     ("arguments", "said"),
     [
         (["tokenizer", "train", "--out", "x.model"], "sources must name at least one"),
-        (["tokenizer", "train", "{source}", "--out", "{folder}"], "out must be a file in a folder that exists; got"),
+        (["tokenizer", "train", "{source}", "--out", "{folder}"], "out must be a file in"),
         (
             ["tokenizer", "train", "{source}", "--out", "{folder}/no/x.model"],
-            "out must be a file in a folder that exists",
+            "out must be a file in",
         ),
         (["tokenizer", "train", "{source}", "--out", "{folder}/x.model"], "vocab_size 32,000 is too large"),
         (["tokenizer", "train", "{folder}/y.txt", "--out", "{folder}/x.model"], "y.txt' does not exist"),
@@ -93,7 +93,7 @@ def test_a_tokenizer_that_is_trained_shown_and_used(source, tmp_path, capsys):
         (["tokenizer", "show", "{source}"], "x.jsonl is not a SentencePiece model"),
         (
             ["data", "prepare", "{source}", "--out", "{folder}/d", "--validation", "{source}"],
-            "every file of the sources is also named for validation",
+            "every file of the sources",
         ),
         (["data", "inspect", "{folder}"], "manifest.json does not exist"),
         (["data", "inspect", "{source}"], "manifest.json does not exist"),

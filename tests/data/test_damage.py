@@ -143,9 +143,9 @@ def other_table(values):
 SOURCES = {
     "unknown ending": (b"x", ".pdf", "x.pdf' has an unknown ending; it must be one of .txt"),
     "no ending": (b"x", "", "x' has an unknown ending"),
-    "empty file": (b"", ".txt", "the sources hold no document with text, 1 are empty"),
+    "empty file": (b"", ".txt", "no document with text, 1 are empty"),
     "empty documents": (b'{"text": ""}\n{"text": " \\n"}\n', ".jsonl", "no document with text, 2 are empty"),
-    "empty jsonl": (b"", ".jsonl", "the sources hold no document with text"),
+    "empty jsonl": (b"", ".jsonl", "no document with text"),
     "utf-8 in text": (b"abc\xff", ".txt", "x.txt is not valid UTF-8 at byte 3 (0xff); convert it, or pass --skip-inv"),
     "utf-8 after a mark": (b"\xef\xbb\xbfabc\xff", ".md", "x.md is not valid UTF-8 at byte 6 (0xff)"),
     "utf-8 far into it": (b"abc\n" * 500_000 + b"\xc3(", ".txt", "at byte 2,000,000 (0xc3)"),
@@ -176,15 +176,15 @@ SOURCES = {
     ),
     "not a string": (TABLE + b'{"text": 12}', ".jsonl", "line 3: field 'text' must be a string; got 12."),
     "null": (TABLE + b'{"text": null}', ".jsonl", "line 3: field 'text' must be a string; got null."),
-    "no gzip": (b"hello", ".jsonl.gz", "x.jsonl.gz is damaged or cut short (Not a gzipped file"),
-    "gzip changed": (gzip.compress(TABLE)[:-8] + b"12345678", ".jsonl.gz", "x.jsonl.gz is damaged or cut short (CRC"),
-    "no xz": (b"hello", ".jsonl.xz", "x.jsonl.xz is damaged or cut short"),
-    "no zst": (b"hello", ".jsonl.zst", "x.jsonl.zst is damaged or cut short"),
-    "no parquet": (b"hello" * 9, ".parquet", "x.parquet is damaged or cut short"),
-    "gzip cut": (cut_short(".jsonl.gz"), ".jsonl.gz", "x.jsonl.gz is damaged or cut short"),
-    "xz cut": (cut_short(".jsonl.xz"), ".jsonl.xz", "x.jsonl.xz is damaged or cut short"),
-    "zst cut": (cut_short(".jsonl.zst"), ".jsonl.zst", "x.jsonl.zst is damaged or cut short (it ends within a frame)"),
-    "parquet cut": (cut_short(".parquet"), ".parquet", "x.parquet is damaged or cut short"),
+    "no gzip": (b"hello", ".jsonl.gz", "x.jsonl.gz is damaged"),
+    "gzip changed": (gzip.compress(TABLE)[:-8] + b"12345678", ".jsonl.gz", "x.jsonl.gz is damaged"),
+    "no xz": (b"hello", ".jsonl.xz", "x.jsonl.xz is damaged"),
+    "no zst": (b"hello", ".jsonl.zst", "x.jsonl.zst is damaged"),
+    "no parquet": (b"hello" * 9, ".parquet", "x.parquet is damaged"),
+    "gzip cut": (cut_short(".jsonl.gz"), ".jsonl.gz", "x.jsonl.gz is damaged"),
+    "xz cut": (cut_short(".jsonl.xz"), ".jsonl.xz", "x.jsonl.xz is damaged"),
+    "zst cut": (cut_short(".jsonl.zst"), ".jsonl.zst", "x.jsonl.zst is damaged"),
+    "parquet cut": (cut_short(".parquet"), ".parquet", "x.parquet is damaged"),
     "parquet changed": (flipped_parquet, ".parquet", "x.parquet"),
     "no strings": (other_table([1, 2, 3]), ".parquet", "x.parquet: field 'text' must hold strings; got int64"),
     "null row": (other_table(["a", None]), ".parquet", "x.parquet, row 2: field 'text' must be a string; got null"),
@@ -234,25 +234,25 @@ def full_folder(folder):
 # Options of `data prepare`, as functions of a folder; each of them replaces one of the good ones.
 OPTIONS = {
     "missing source": (lambda f: {"source": f / "nothing"}, "nothing' does not exist; name a file"),
-    "folder without text": (lambda f: {"source": f / "images"}, "images' is a folder without any file of .txt"),
+    "folder without text": (lambda f: {"source": f / "images"}, "images' is a folder"),
     "tokenizer without BOS": (lambda f: {"--tokenizer": no_bos(f)}, "no_bos.model has no BOS piece"),
     "no tokenizer": (lambda f: {"--tokenizer": a_file(f)}, "is not a SentencePiece model"),
     "missing tokenizer": (lambda f: {"--tokenizer": f / "none.model"}, "none.model cannot be read"),
     "vocabulary beyond it": (lambda f: {"--vocab-size": 5000}, "vocab_size must be 3 to 400"),
-    "vocabulary too large": (lambda f: {"--tokenizer": None}, "vocab_size 32,000 is too large for this text; it gives"),
+    "vocabulary too large": (lambda f: {"--tokenizer": None}, "vocab_size 32,000 is too large for this text"),
     "vocabulary too small": (lambda f: {"--tokenizer": None, "--vocab-size": 200}, "vocab_size must be 260 or more"),
     "out is a file": (lambda f: {"--out": a_file(f)}, "out must be"),
     "out below a file": (lambda f: {"--out": a_file(f) / "x"}, "(Not a directory)"),
-    "out is in use": (lambda f: {"--out": full_folder(f)}, "holds 'thesis.tex'; name a new or an empty folder"),
-    "fraction 0": (lambda f: {"--validation-fraction": 0}, "validation_fraction must be between 0 and 1, both excl"),
-    "fraction 1": (lambda f: {"--validation-fraction": 1}, "both excluded; got 1."),
-    "fraction nan": (lambda f: {"--validation-fraction": "nan"}, "both excluded; got nan."),
+    "out is in use": (lambda f: {"--out": full_folder(f)}, "'thesis.tex'"),
+    "fraction 0": (lambda f: {"--validation-fraction": 0}, "validation_fraction must be"),
+    "fraction 1": (lambda f: {"--validation-fraction": 1}, "got 1."),
+    "fraction nan": (lambda f: {"--validation-fraction": "nan"}, "got nan."),
     "fraction and sources": (
         lambda f: {"--validation": f / "x.jsonl", "--validation-fraction": 0.1},
-        "exclude each other",
+        "validation_fraction 0.1 and validation sources",
     ),
-    "empty validation": (lambda f: {"--validation-fraction": 1e-9}, "the validation split is empty, all 20 documents"),
-    "empty training": (lambda f: {"--validation-fraction": 1 - 1e-9}, "the train split is empty, all 20 documents"),
+    "empty validation": (lambda f: {"--validation-fraction": 1e-9}, "the validation split is empty"),
+    "empty training": (lambda f: {"--validation-fraction": 1 - 1e-9}, "the train split is empty"),
     "no tokens": (lambda f: {"--max-tokens": 0}, "max_tokens must be 1 or more; got 0."),
     "no validation tokens": (
         lambda f: {"--max-validation-tokens": -3},
@@ -327,7 +327,7 @@ CHANGES = {
     "validation_fraction": (lambda f: {"--validation-fraction": 0.2}, "validation_fraction was 0.1, now it is 0.2"),
     "max_tokens": (
         lambda f: {"--max-tokens": 9000},
-        "max_tokens was None, now it is 9000; use the same, or name another",
+        "max_tokens was None, now it is 9000",
     ),
     "max_validation_tokens": (
         lambda f: {"--max-validation-tokens": 9},
@@ -362,7 +362,7 @@ def test_other_settings_for_a_folder_that_was_begun(name, complete, tmp_path, sm
     capfd.readouterr()
     change, said = CHANGES[name]
     found = complaint(capfd, *run(options | change(tmp_path)))
-    assert f"{tmp_path / 'out'} was begun with other settings: " in found
+    assert f"{tmp_path / 'out'} was " in found
     assert said in found
 
 
@@ -438,10 +438,10 @@ def test_a_tokenizer_or_progress_that_changed_between(begun, tmp_path, capfd, mo
     path = tmp_path / "out" / "tokenizer.model"
     kept = path.read_bytes()
     path.write_bytes(kept + b"\x1a\x00")
-    assert "tokenizer.model has changed since this corpus was begun" in complaint(capfd, *begun)
+    assert "tokenizer.model has changed since" in complaint(capfd, *begun)
     path.write_bytes(kept)
     for content in ("", "[]", '{"settings": {}}', "{"):
         (tmp_path / "out" / "progress.json").write_text(content)
         text = complaint(capfd, *begun)
         assert "progress.json" in text
-        assert "prepare it anew" in text
+        assert f"delete {tmp_path / 'out'}" in text

@@ -191,8 +191,8 @@ def test_a_shard_that_lost_tokens_is_not_filled_up(tmp_path):
     writer.append(np.arange(100), np.array([60, 40]))
     state = writer.state()
     os.truncate(tmp_path / "train-00000.tokens", 20)
-    with pytest.raises(ValueError, match=r"train-00000.tokens has lost what was written to it; delete"):
+    with pytest.raises(ValueError, match=r"train-00000.tokens has lost .*; delete"):
         SplitWriter(tmp_path, "train", np.dtype("<u2"), state)
     (tmp_path / "train-00000.tokens").unlink()
-    with pytest.raises(ValueError, match="has lost what was written to it"):
+    with pytest.raises(ValueError, match="has lost"):
         SplitWriter(tmp_path, "train", np.dtype("<u2"), state)

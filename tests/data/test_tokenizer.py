@@ -75,8 +75,8 @@ def test_training_is_quiet(tmp_path, capfd):
     [
         (["a few words"] * 9, 32_000, r"vocab_size 32,000 is too large for this text; .*pass --vocab-size \d+ or more"),
         (made_up(50), 260, r"vocab_size 260 is too small for this text; .*pass --vocab-size \d+ or more"),
-        ([], 400, "the sources hold no text to train a tokenizer on"),
-        (["", ""], 400, "the sources hold no text to train a tokenizer on"),
+        ([], 400, "no text to train a tokenizer on"),
+        (["", ""], 400, "no text to train a tokenizer on"),
     ],
 )
 def test_a_vocabulary_that_does_not_fit_the_text(tmp_path, texts, vocab_size, message):

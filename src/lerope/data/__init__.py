@@ -1,1 +1,1 @@
-"""From text to batches: sources, tokenizer, memory-mapped shards, packed rows. Knows no model and needs no torch."""
+"""From text to batches: sources, tokenizer, memory-mapped shards, packed rows. Independent of models and torch."""

@@ -1,4 +1,4 @@
-"""Documents out of Hugging Face datasets, streamed: from the hub by name, or from a folder with data files."""
+"""Documents streamed from Hugging Face datasets: from the hub by name, or from a folder of data files."""
 
 import logging
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from lerope.data.readers import Record, documents, missing_field, missing_packag
 
 
 class Dataset(NamedTuple):
-    """What `datasets.load_dataset` is called with, and the field that holds the text."""
+    """The arguments of `datasets.load_dataset`, and the field that holds the text."""
 
     name: str
     config: str | None = None
@@ -18,14 +18,14 @@ class Dataset(NamedTuple):
     code: bool = False
     """Whether it is source code."""
     validation: str | None = None
-    """The split that it has for validation."""
+    """Its validation split."""
 
 
 VALIDATION_TOKENS = 10_000_000
-"""How much of a known dataset is for validation, unless something else is asked for.
+"""How much of a known dataset is for validation, by default.
 
-`lerope eval` reads all of it in float32: next to the training of the paper's smallest rung, 52M with 1.03 billion
-tokens, about 5 % of the time. With the whole of C4's validation split it would be 77 %.
+`lerope eval` reads all of it in float32: about 5 % of the time it takes to train the paper's smallest rung, 52M with
+1.03 billion tokens. With all of C4's validation split it would be 77 %.
 """
 _KNOWN = {
     "c4": Dataset("allenai/c4", config="en", validation="validation"),
@@ -43,7 +43,7 @@ def parse(source: str) -> Dataset:
 
 
 def is_known(source: str) -> bool:
-    """Whether a dataset is one of those above."""
+    """Whether a dataset is listed above."""
     return source.partition(":")[0] in _KNOWN
 
 
@@ -63,7 +63,7 @@ def read_dataset(source: str, start: int, field: str, skip_invalid: bool) -> Ite
     except ImportError:
         raise missing_package("datasets", f"hf:{source}") from None
     datasets.disable_progress_bars()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would tell of every attempt
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would report every attempt
     dataset = parse(source)
     rows: Iterator[Any]
     try:
@@ -71,7 +71,7 @@ def read_dataset(source: str, start: int, field: str, skip_invalid: bool) -> Ite
             dataset.name, dataset.config, data_dir=dataset.data_dir, split=dataset.split, streaming=True
         )
         rows = iter(stream.skip(start) if start else stream)
-    except Exception as error:  # the library and those below it have many kinds
+    except Exception as error:  # the library and its dependencies raise many kinds
         raise ValueError(
             f"hf:{source}: the dataset cannot be opened ({_reason(error)}); check its name, its configuration, that it "
             f"has a split {dataset.split!r}, and the network."
@@ -85,7 +85,7 @@ def read_dataset(source: str, start: int, field: str, skip_invalid: bool) -> Ite
         except Exception as error:
             raise ValueError(
                 f"hf:{source}: reading stopped at document {number:,} ({_reason(error)}); run the same command again "
-                f"to continue there."
+                f"to continue from there."
             ) from None
         number += 1
         where = f"hf:{source}, document {number:,}"

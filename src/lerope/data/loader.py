@@ -12,7 +12,7 @@ from lerope.data.packing import Packing, Piece, fill_rows, windows
 from lerope.data.shards import Split
 
 IGNORED = -1
-"""The target of a document's last token and of padding: it does not count towards the loss."""
+"""The target of a document's last token and of padding; not counted in the loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,30 +30,30 @@ class Batch:
 
     @property
     def num_targets(self) -> int:
-        """Targets of these rows that count."""
+        """Number of targets that count."""
         return int(np.count_nonzero(self.targets != IGNORED))
 
 
 class Loader:
-    """Training batches of `batch_rows` rows, of which each rank gets an equal, contiguous part."""
+    """Training batches of `batch_rows` rows; each rank gets an equal, contiguous part."""
 
     def __init__(
         self, split: Split, row_length: int, batch_rows: int, seed: int, rank: int = 0, num_ranks: int = 1
     ) -> None:
         if batch_rows % num_ranks:
             raise ValueError(
-                f"batch_tokens makes {batch_rows} rows of {row_length:,} tokens, which {num_ranks} ranks cannot share "
+                f"batch_tokens gives {batch_rows} rows of {row_length:,} tokens, which {num_ranks} ranks cannot share "
                 f"evenly; use a number of ranks that divides {batch_rows}."
             )
         self.split, self.batch_rows, self.rank, self.num_ranks = split, batch_rows, rank, num_ranks
         self.packing = Packing(split.lengths, row_length, seed)
 
     def load(self, step: int) -> tuple[Batch, int]:
-        """This rank's rows of a step, and how many targets count in the whole batch, over all ranks."""
+        """This rank's rows of a step, and the number of targets that count over all ranks."""
         share = self.batch_rows // self.num_ranks
         mine: list[list[Piece]] = []
         num_targets = 0
-        # In order, so that a batch across the end of an epoch shuffles once.
+        # In order, so that a batch spanning two epochs shuffles once.
         for number in range(self.batch_rows):
             row = step * self.batch_rows + number
             num_targets += self.packing.num_targets(row)
@@ -62,7 +62,7 @@ class Loader:
         return assemble(self.split, mine, self.packing.row_length), num_targets
 
     def ahead(self, start: int, stop: int, depth: int = 2) -> Generator[tuple[Batch, int], None, None]:
-        """What `load` gives for steps [start, stop), up to `depth` of them made beforehand by another thread."""
+        """What `load` gives for steps [start, stop), with up to `depth` made ahead by another thread."""
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as pool:
             made: deque[Future[tuple[Batch, int]]] = deque()
             try:
@@ -79,7 +79,7 @@ class Loader:
 def validation_batches(
     split: Split, row_length: int, batch_rows: int, max_tokens: int, rank: int = 0, num_ranks: int = 1
 ) -> list[list[list[Piece]]]:
-    """Rows of whole windows for `assemble`, this rank's share: as many batches, of as many rows, on every rank."""
+    """This rank's share of rows of whole windows for `assemble`: equally many batches and rows on every rank."""
     rows = fill_rows(windows(split.lengths, row_length, max_tokens), row_length)
     rows += [[] for _ in range(-len(rows) % (batch_rows * num_ranks))]
     mine = rows[rank::num_ranks]
@@ -87,7 +87,7 @@ def validation_batches(
 
 
 def assemble(split: Split, rows: list[list[Piece]], row_length: int) -> Batch:
-    """Reads the pieces of some rows; what they leave of a row is padding of a document of its own."""
+    """Reads the pieces of some rows; the rest of a row is padding, as a separate document."""
     shape = (len(rows), row_length)
     tokens, positions, document_ids, centres = (np.zeros(shape, np.int32) for _ in range(4))
     targets = np.full(shape, IGNORED, np.int32)
@@ -99,7 +99,7 @@ def assemble(split: Split, rows: list[list[Piece]], row_length: int) -> Batch:
             inputs = piece.stop - piece.start
             here = slice(at, at + inputs)
             tokens[r, here] = read[:inputs]
-            targets[r, at : at + len(read) - 1] = read[1:]  # one less than the inputs where they end with EOS
+            targets[r, at : at + len(read) - 1] = read[1:]  # one fewer than the inputs if they end with EOS
             positions[r, here] = count[:inputs]
             document_ids[r, here] = number
             centres[r, here] = inputs // 2

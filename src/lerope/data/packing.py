@@ -1,10 +1,10 @@
 """Which tokens make up which row: pure functions of the documents' lengths, the seed and the row's number.
 
-Training rows: documents in shuffled order form one long stream, which is cut into rows of L tokens, and the rows of an
-epoch come in a shuffled order of their own: neighbours in the stream are often of one long document, and a batch of
-them is a poor sample of the text. A token's target is the next token of its document, so that every token but BOS is a
-target once an epoch, except the last few of the stream that fill no row. Validation rows: documents are cut into
-windows of at most L tokens, and windows share rows without being cut again.
+Training rows: documents in shuffled order form one long stream, which is cut into rows of L tokens. An epoch's rows
+are then shuffled too: neighbours in the stream often come from one long document, and a batch of them is a poor sample
+of the text. A token's target is the next token of its document, so every token but BOS is a target once per epoch,
+except the last few of the stream, which fill no row. Validation rows: documents are cut into windows of at most L
+tokens, and windows share rows without being cut again.
 """
 
 import bisect
@@ -20,12 +20,12 @@ Lengths = npt.NDArray[np.integer[Any]]
 _64_BITS = (1 << 64) - 1
 _ROUNDS = 8
 _ROWS = 0x726F7773
-"""Sets the order of rows apart from that of documents, which has the same seed and epoch."""
+"""Makes the order of rows differ from that of documents, which has the same seed and epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens [start, stop) of a document, as inputs; a row is a list of them."""
+    """Tokens [start, stop) of a document, as inputs; a row is a list of pieces."""
 
     document: int
     start: int
@@ -61,13 +61,13 @@ class Packing:
         return found
 
     def num_targets(self, row: int) -> int:
-        """How many of a row's targets count: all but those of the last tokens of documents that end in it."""
+        """How many of a row's targets count: all but those of final tokens of documents."""
         bounds = self._find(row)
         first, last = np.searchsorted(self._ends, bounds, side="right")
         return self.row_length - int(last - first)
 
     def _find(self, row: int) -> tuple[int, int]:
-        """Where a row starts and stops in its epoch's stream; loads that stream."""
+        """A row's start and stop in its epoch's stream; loads that stream."""
         epoch, number = divmod(row, self.rows_per_epoch)
         self._load(epoch)
         start = place(number, self.rows_per_epoch, self.seed, epoch) * self.row_length
@@ -82,11 +82,11 @@ class Packing:
 
 
 def place(number: int, count: int, seed: int, epoch: int) -> int:
-    """Where number `number` of `count` rows goes in an epoch: a permutation computed for one row at a time.
+    """Where row `number` of `count` goes in an epoch: a permutation computed one row at a time.
 
-    A table would grow with the corpus, C4 has 10^8 rows. This is a Feistel network over pairs (left, right) of digits,
-    number = left * base + right, whose rounds add to one digit a hash of the other, which can be undone whatever the
-    hash. Pairs reach a little beyond `count`; one that leads there is followed until it comes back.
+    A table would grow with the corpus: C4 has 10^8 rows. This is a Feistel network over pairs (left, right) of digits,
+    number = left * base + right, whose rounds add to one digit a hash of the other, which is invertible for any hash.
+    Pairs reach slightly beyond `count`; one that lands there is followed until it comes back.
     """
     base = math.isqrt(count - 1) + 1
     bases = (-(-count // base), base)
@@ -104,7 +104,7 @@ def place(number: int, count: int, seed: int, epoch: int) -> int:
 def shuffled(count: int, seed: int, epoch: int) -> npt.NDArray[np.uint32]:
     """An order of `count` documents: sorted by a hash (splitmix64) of (seed, epoch, index).
 
-    Written out rather than taken from a library's generator, so that it is the same in every version of everything.
+    Implemented here rather than by a library's generator, so that no version changes it.
     """
     with np.errstate(over="ignore"):
         keys = _mix(np.arange(count, dtype=np.uint64) + np.uint64(_key(seed, epoch)))
@@ -116,7 +116,7 @@ def _key(seed: int, epoch: int) -> int:
 
 
 def _mix(x: Any) -> Any:
-    """splitmix64's hash of a whole number, or of each of an array of uint64."""
+    """splitmix64's hash of a whole number, or of each element of a uint64 array."""
     x = (x + 0x9E3779B97F4A7C15) & _64_BITS
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _64_BITS
@@ -126,7 +126,7 @@ def _mix(x: Any) -> Any:
 def windows(lengths: Lengths, row_length: int, max_tokens: int | None = None) -> list[Piece]:
     """Documents cut into windows of at most row_length inputs, in order, up to the one that reaches `max_tokens`.
 
-    A document's last token is a target only.
+    A document's last token is only a target.
     """
     found: list[Piece] = []
     total = 0
@@ -141,7 +141,7 @@ def windows(lengths: Lengths, row_length: int, max_tokens: int | None = None) ->
 
 
 def fill_rows(pieces: list[Piece], row_length: int) -> list[list[Piece]]:
-    """Puts windows into rows without cutting them: longest first, each where it leaves the least room."""
+    """Packs windows into rows without cutting them: longest first, each where it leaves the least room."""
     rows: list[list[Piece]] = []
     room: list[tuple[int, int]] = []  # (inputs that still fit, row), sorted
     for piece in sorted(pieces, key=lambda p: p.start - p.stop):

@@ -1,4 +1,4 @@
-"""Sources to a corpus directory: tokenizer, shards, manifest. Can be stopped at any moment and continued exactly."""
+"""Sources to a corpus directory: tokenizer, shards, manifest. Can be stopped at any moment and resumed exactly."""
 
 import os
 import time
@@ -33,11 +33,11 @@ from lerope.data.workers import Batch, Encoded, WorkerDied, encode_batches
 VALIDATION_FRACTION = 0.01
 _CHECKED_BYTES = 2_000_000
 _BATCH_CHARACTERS = 1 << 20
-_RECORD_CHARACTERS = 64  # what a record counts for beside its text, so that a batch of tiny ones is small too
+_RECORD_CHARACTERS = 64  # added per record to its text, so that batches of tiny records stay small too
 _SAVE_SECONDS = 5.0
 
 Parts = list[tuple[Part, SplitName | None]]
-"""With the split that each belongs to; None where that is decided document by document."""
+"""With the split each belongs to; None if that is decided document by document."""
 
 
 def prepare(
@@ -54,22 +54,22 @@ def prepare(
     skip_invalid: bool = False,
     num_workers: int | None = None,
 ) -> Manifest:
-    """Prepares a corpus, or continues with it; asked again for one that is complete, it only checks the settings.
+    """Prepares a corpus, or resumes; for a complete one, only checks the settings.
 
     Args:
         sources: see `lerope.data.sources`.
         out: the corpus directory.
-        tokenizer: an existing SentencePiece model; without it one is trained on a sample of the sources.
+        tokenizer: an existing SentencePiece model; by default, one is trained on a sample of the sources.
         vocab_size: pieces to train (32,000), or how many ids of the existing model to use (all).
         text_field: the field of JSON objects, rows or datasets that holds the text.
         validation_fraction: share of the documents, chosen by a hash of their text, for the validation split (0.01).
-        validation: sources of the validation split, instead of a share of `sources`. With neither, it is the split
-            that known datasets have for it, or a share.
-        max_tokens: ends the training split with the document that reaches so many tokens (all).
+        validation: sources of the validation split, instead of a share of `sources`. With neither, a known dataset's
+            own validation split, or else a share.
+        max_tokens: ends the training split with the document that reaches this many tokens (all).
         max_validation_tokens: the same for the validation split (all; 10 million for known datasets with neither a
             fraction nor sources for validation).
-        skip_invalid: leave out documents that are not valid UTF-8, and count them.
-        num_workers: processes that encode; as many as there are cores. The result does not depend on it.
+        skip_invalid: skip documents that are not valid UTF-8, and count them.
+        num_workers: processes that encode; by default, one per core. The result does not depend on it.
 
     Raises:
         Stopped: after Ctrl-C or SIGTERM, with the progress saved.
@@ -90,7 +90,7 @@ def prepare(
     kept_apart = {part.location for part in held_out}
     training = [part for part in training if part.location not in kept_apart]
     if not training:
-        raise ValueError("every file of the sources is also named for validation; name other files for one of them.")
+        raise ValueError("every file of the sources is also in validation; name different files for one of them.")
     settings = {
         "sources": list(sources),
         "validation": list(validation),
@@ -125,12 +125,12 @@ def _fraction(validation_fraction: float | None, validation: Sequence[str]) -> f
     if validation:
         if validation_fraction is not None:
             raise ValueError(
-                f"validation_fraction {validation_fraction:g} and validation sources exclude each other; give one."
+                f"validation_fraction {validation_fraction:g} and validation sources are mutually exclusive; give one."
             )
         return 0.0
     fraction = VALIDATION_FRACTION if validation_fraction is None else validation_fraction
     if not 0 < fraction < 1:
-        raise ValueError(f"validation_fraction must be between 0 and 1, both excluded; got {fraction:g}.")
+        raise ValueError(f"validation_fraction must be strictly between 0 and 1; got {fraction:g}.")
     return fraction
 
 
@@ -146,7 +146,7 @@ def _make_tokenizer(
     signals: Signals,
     display: Display,
 ) -> Tokenizer:
-    """Copies the given tokenizer or trains one; or loads what is there from before."""
+    """Copies the given tokenizer or trains one; or loads the one from an earlier start."""
     path, vocab_size = directory / TOKENIZER, progress.settings["vocab_size"]
     if progress.tokenizer_sha256 is None:
         if given is None:
@@ -156,11 +156,11 @@ def _make_tokenizer(
             write_whole(path, Path(given).read_bytes())
             texts = list(sample(parts, _CHECKED_BYTES))
             if num_lossy := Tokenizer(path, vocab_size).num_lossy(texts):
-                why = "their text does not come back as it was, as with normalization or unknown characters"
-                display.say(f"Warning: {given} loses {num_lossy:,} of {len(texts):,} documents looked at: {why}.")
+                why = "decoding does not return their text, for example due to normalization or unknown characters"
+                display.say(f"Warning: {given} alters {num_lossy:,} of {len(texts):,} sampled documents: {why}.")
     tokenizer = Tokenizer(path, vocab_size)
     if progress.tokenizer_sha256 not in (None, tokenizer.sha256):
-        raise ValueError(f"{path} has changed since this corpus was begun; restore it or delete {directory}.")
+        raise ValueError(f"{path} has changed since this corpus was started; restore it or delete {directory}.")
     progress.tokenizer_sha256 = tokenizer.sha256
     progress.save(directory)
     return tokenizer
@@ -175,7 +175,7 @@ def _encode(
     signals: Signals,
     display: Display,
 ) -> dict[SplitName, list[Shard]]:
-    """Reads, encodes and writes all documents that are still to do: those for training, then those for validation."""
+    """Reads, encodes and writes all remaining documents: first for training, then for validation."""
     dtype = token_dtype(tokenizer.vocab_size)
     writers = {split: SplitWriter(directory, split, dtype, progress.shards[split]) for split in SPLITS}
 
@@ -209,10 +209,10 @@ def _encode(
                         break
     except WorkerDied:
         save()
-        signals.check()  # one to the whole group of processes ends the workers too
+        signals.check()  # a signal to the whole process group kills the workers too
         raise ValueError(
             "a worker process died, most likely because memory ran out; run the same command again, perhaps with fewer "
-            "--workers, it goes on from what is already prepared."
+            "--workers, to continue from what is already prepared."
         ) from None
     except (Stopped, ValueError):  # raised between two batches, where shards and counts agree
         save()
@@ -223,7 +223,7 @@ def _encode(
 
 
 def _batches(parts: Parts, first: int, record: int) -> Iterator[Batch]:
-    """Documents from a position on, about 1 MB at a time; where one batch ends, the next would begin anyway."""
+    """Documents from a position on, about 1 MB at a time; batch boundaries do not depend on that position."""
     texts: list[str] = []
     num_invalid = size = 0
     before = sum(part.size or 0 for part, _ in parts[:first])
@@ -254,7 +254,7 @@ def _is_full(progress: Progress, split: SplitName) -> bool:
 
 
 def _up_to_limit(progress: Progress, split: SplitName, done: Encoded) -> Encoded:
-    """The documents there is room for: what is left out depends on the documents before it and on nothing else."""
+    """The documents that fit: what is left out depends only on the documents before it."""
     limit = _limit(progress, split)
     return done if limit is None else done.first(limit - progress.num_tokens[split])
 
@@ -271,20 +271,20 @@ def _count(progress: Progress, batch: Batch, splits: dict[SplitName, Encoded], k
 def _finish(
     directory: Path, progress: Progress, tokenizer: Tokenizer, shards: dict[SplitName, list[Shard]], code: float
 ) -> Manifest:
-    """Writes the manifest, with which the corpus is complete."""
+    """Writes the manifest, which completes the corpus."""
     settings = progress.settings
     total = sum(progress.num_documents.values())
     if not total:
         raise ValueError(
-            f"the sources hold no document with text, {progress.num_skipped:,} are empty or invalid; name others and "
-            f"another --out."
+            f"the sources contain no document with text, {progress.num_skipped:,} are empty or invalid; name others "
+            f"and another --out."
         )
     for split, count in progress.num_documents.items():
         if not count:
             fix = "--validation sources with text" if settings["validation"] else "another --validation-fraction"
             fix += "" if settings["validation"] or not settings["max_tokens"] else " or a larger --max-tokens"
             raise ValueError(
-                f"the {split} split is empty, all {total:,} documents are in the other; give {fix} and another --out."
+                f"the {split} split is empty, with all {total:,} documents in the other; give {fix} and another --out."
             )
     named = ", ".join(settings["validation"])
     made = named or f"{settings['validation_fraction']:g} of the documents, by a hash of their text"

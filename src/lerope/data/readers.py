@@ -1,4 +1,4 @@
-"""Documents out of files, as streams: memory does not grow with the input, and reading can begin at any record."""
+"""Documents streamed from files: memory does not grow with the input, and reading can begin at any record."""
 
 import codecs
 import gzip
@@ -11,32 +11,32 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 DOCUMENT_BYTES = 1 << 20
-"""Longer texts are cut into several documents."""
+"""Longer texts are split into several documents."""
 _BLOCK_BYTES = 1 << 18
 _LINE_BYTES = 1 << 28
 _PARQUET_ROWS = 64
-_ZST_BYTES = 1 << 12  # little at a time, because no bound can be set on what it unfolds to
-_SKIP = "or pass --skip-invalid to leave such documents out"
+_ZST_BYTES = 1 << 12  # little at a time, because its decompressed size cannot be bounded
+_SKIP = "or pass --skip-invalid to skip such documents"
 
 
 class Record(NamedTuple):
-    """What one line, row or file holds, or one stretch of a long text file."""
+    """The content of one line, row or file, or one stretch of a long text file."""
 
     texts: list[str]
-    """Its documents: several where it is longer than DOCUMENT_BYTES, none where it was skipped as invalid."""
+    """Its documents: several if it is longer than DOCUMENT_BYTES, none if it was skipped as invalid."""
     stop: int
-    """The number of the record to begin with next time."""
+    """The number of the record to start from next time."""
     num_bytes_read: int
-    """How much of the file has been read, as it lies on the disk."""
+    """How much of the file on disk has been read."""
 
 
 def missing_package(package: str, what: str) -> ValueError:
-    """The sentence for an import that failed."""
+    """The error for a failed import."""
     return ValueError(f"{what} needs the package {package}; install it with `pip install 'lerope[data]'`.")
 
 
 def documents(text: object, field: str, where: str, skip_invalid: bool) -> list[str]:
-    """A field's text as documents: usually one, several where it is long, none where it is skipped."""
+    """A field's text as documents: usually one, several if it is long, none if it is skipped."""
     if not isinstance(text, str):
         raise ValueError(f"{where}: field {field!r} must be a string; got {json.dumps(text, default=str)[:40]}.")
     if text.isascii() and len(text) <= DOCUMENT_BYTES:
@@ -55,15 +55,15 @@ def documents(text: object, field: str, where: str, skip_invalid: bool) -> list[
 
 
 def missing_field(field: str, fields: Iterable[str], where: str) -> ValueError:
-    """The sentence for a text field that is not there."""
+    """The error for a missing text field."""
     there = ", ".join(map(repr, fields)) or "none"
     return ValueError(f"{where}: field {field!r} is missing, the fields are {there}; name one with --text-field.")
 
 
 def cut(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Cuts a stream of UTF-8 into parts of at most DOCUMENT_BYTES; together they are the stream.
+    """Cuts a stream of UTF-8 into parts of at most DOCUMENT_BYTES that join to the stream.
 
-    A cut is made in the second half of a part: after a blank line, else after a line, else between two characters.
+    Cuts are made in the second half of a part: after a blank line, else after a line, else between two characters.
     """
     buffer = bytearray()
     for block in blocks:
@@ -89,7 +89,7 @@ def _place(buffer: bytearray) -> int:
 
 
 def read_text(path: Path, start: int, skip_invalid: bool) -> Iterator[Record]:
-    """A text file: one document, or several where it is long."""
+    """A text file: one document, or several if it is long."""
     with path.open("rb") as file:
         encoding = _python_encoding(file, skip_invalid) if path.suffix == ".py" else "utf-8"
         if encoding is None:
@@ -115,27 +115,27 @@ def _utf8_blocks(file: IO[bytes], encoding: str) -> Iterator[bytes]:
     blocks = iter(lambda: file.read(_BLOCK_BYTES), b"")
     if encoding == "utf-8":
         return blocks
-    # What the encoding does not have becomes a lone surrogate, which is not valid UTF-8 either.
+    # Bytes the encoding does not have become lone surrogates, which are not valid UTF-8 either.
     decoder = codecs.getincrementaldecoder(encoding)(errors="surrogateescape")
     texts = (decoder.decode(block, final=not block) for group in (blocks, [b""]) for block in group)
     return (text.encode(errors="surrogatepass") for text in texts)
 
 
 def _python_encoding(file: IO[bytes], skip_invalid: bool) -> str | None:
-    """The encoding that a Python source declares (PEP 263); None where it is unknown and the file is to be skipped."""
+    """The encoding that a Python source declares (PEP 263); None if it is unknown and the file is to be skipped."""
     try:
         encoding = tokenize.detect_encoding(file.readline)[0]
     except SyntaxError as error:
         unknown = "unknown encoding" in str(error)
         if unknown and not skip_invalid:
             raise ValueError(f"{file.name}: {error.msg}; convert it, {_SKIP}.") from None
-        encoding = "" if unknown else "utf-8"  # where UTF-8 is not valid, the decoder will say at which byte
+        encoding = "" if unknown else "utf-8"  # if it is not valid UTF-8, the decoder will say where
     file.seek(0)
     return encoding.removesuffix("-sig") or None
 
 
 def read_jsonl(path: Path, start: int, field: str, skip_invalid: bool) -> Iterator[Record]:
-    """One document a line, in a field of a JSON object; the file may be compressed."""
+    """One document per line, in a field of a JSON object; the file may be compressed."""
     for number, (line, num_bytes_read) in enumerate(_lines(path)):
         if number < start or not line.strip():
             continue
@@ -158,7 +158,7 @@ def read_jsonl(path: Path, start: int, field: str, skip_invalid: bool) -> Iterat
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, int]]:
-    rest, size = [b""], 0  # an unfinished line, in blocks, because joining them at each block would take quadratic time
+    rest, size = [b""], 0  # an unfinished line, in blocks: joining at each block would take quadratic time
     read = 0
     for block, read in _blocks(path):
         first, *more = block.split(b"\n")
@@ -166,7 +166,7 @@ def _lines(path: Path) -> Iterator[tuple[bytes, int]]:
         size += len(first)
         if size > _LINE_BYTES:
             raise ValueError(
-                f"{path} has a line of more than {_LINE_BYTES:,} bytes; cut it into several, one JSON object a line."
+                f"{path} has a line of more than {_LINE_BYTES:,} bytes; split it into lines of one JSON object each."
             )
         if more:
             yield b"".join(rest), read
@@ -176,7 +176,7 @@ def _lines(path: Path) -> Iterator[tuple[bytes, int]]:
 
 
 def _blocks(path: Path) -> Iterator[tuple[bytes, int]]:
-    """Uncompressed content, and how much of the file on the disk it took so far."""
+    """Uncompressed content, and how much of the file on disk has been read so far."""
     with path.open("rb") as raw:
         try:
             if path.suffix == ".zst":
@@ -192,7 +192,7 @@ def _blocks(path: Path) -> Iterator[tuple[bytes, int]]:
 
 
 def _zst_blocks(raw: IO[bytes]) -> Iterator[bytes]:
-    """Frame after frame; zstandard's own reader would take a file that is cut short for a whole one."""
+    """Frame by frame; zstandard's own reader would mistake a truncated file for a whole one."""
     try:
         import zstandard
     except ImportError:
@@ -210,16 +210,16 @@ def _zst_blocks(raw: IO[bytes]) -> Iterator[bytes]:
                 yield content
             block, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
     if frame is not None:
-        raise EOFError("it ends within a frame")
+        raise EOFError("it ends mid-frame")
 
 
 def _damaged(path: Path, error: BaseException) -> ValueError:
     reason = " ".join(str(error).split()).removesuffix(".")
-    return ValueError(f"{path} is damaged or cut short ({reason}); fetch it again or restore it.")
+    return ValueError(f"{path} is damaged or truncated ({reason}); download it again or restore it.")
 
 
 def read_parquet(path: Path, start: int, field: str, skip_invalid: bool) -> Iterator[Record]:
-    """One document a row, in a string column; no other column is read."""
+    """One document per row, in a string column; no other column is read."""
     try:
         import pyarrow as pa
         from pyarrow import parquet

@@ -1,4 +1,4 @@
-"""What a half-prepared corpus directory remembers."""
+"""What a partly prepared corpus directory remembers."""
 
 import errno
 import time
@@ -18,11 +18,11 @@ _MEANING = {"files": "the names or sizes of the sources' files", "tokenizer": "t
 
 @dataclass(kw_only=True)
 class Progress:
-    """What `progress.json` holds: with the shards, everything needed to go on exactly where it was written."""
+    """The content of `progress.json`: with the shards, everything needed to resume exactly where it was written."""
 
     settings: dict[str, Any]
     tokenizer_sha256: str | None = None
-    """None until the tokenizer is there."""
+    """None until the tokenizer exists."""
     part: int = 0
     record: int = 0
     """The next record of the part to read."""
@@ -32,7 +32,7 @@ class Progress:
     num_tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     num_bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     shards: dict[str, list[list[int]]] = field(default_factory=lambda: {split: [] for split in SPLITS})
-    """What the writers' `state` returned."""
+    """What the writers' `state` method returned."""
 
     def save(self, directory: Path) -> None:
         """Writes the file whole or not at all."""
@@ -40,49 +40,49 @@ class Progress:
 
     @classmethod
     def open(cls, directory: Path, settings: dict[str, Any]) -> "Progress":
-        """The progress of a directory, which must have the same settings, or that of an empty one."""
+        """A directory's progress, which must have the same settings, or that of an empty one."""
         path = directory / PROGRESS
         if not path.exists():
             others = sorted(other.name for other in directory.iterdir() if not other.name.startswith("."))
             if others and others != ["tokenizer.model"]:
-                raise ValueError(f"{directory} holds {others[0]!r}; name a new or an empty folder with --out.")
+                raise ValueError(f"{directory} already contains {others[0]!r}; name a new or empty folder with --out.")
             return cls(settings=settings)
-        progress = read_json(path, cls, f"delete {directory} and prepare it anew")
+        progress = read_json(path, cls, f"delete {directory} and prepare it again")
         if progress.tokenizer_sha256 is None:
-            return cls(settings=settings)  # nothing was made yet that other settings would spoil
+            return cls(settings=settings)  # nothing yet that other settings would invalidate
         compare(progress.settings, settings, directory)
         progress.settings = settings
         return progress
 
 
 def compare(before: dict[str, Any], now: dict[str, Any], directory: Path) -> None:
-    """Raises where a directory was begun with other settings, naming the first that differs."""
+    """Raises if a directory was started with different settings, naming the first that differs."""
     for name, value in now.items():
         old = before.get(name)
-        if old == value or (name == "skip_invalid" and value):  # up to here there was nothing to skip
+        if old == value or (name == "skip_invalid" and value):  # nothing had to be skipped so far
             continue
         what = f"{_MEANING[name]} have changed" if name in _MEANING else f"{name} was {old!r}, now it is {value!r}"
         raise ValueError(
-            f"{directory} was begun with other settings: {what}; use the same, or name another folder with --out."
+            f"{directory} was started with different settings: {what}; use the same, or another folder with --out."
         )
 
 
 @contextmanager
 def full_disk_explained(directory: Path) -> Iterator[None]:
-    """Turns the error of a full disk into a sentence; what was saved before is intact."""
+    """Turns a full-disk error into a sentence; what was saved before is intact."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise ValueError(
-            f"the disk of {directory} is full; free some space and run the same command again, it goes on from what "
+            f"the disk of {directory} is full; free some space and run the same command again to continue from what "
             f"is already prepared."
         ) from None
 
 
 class Rate:
-    """MB/s since the start, and the time left where the size of the whole or a limit is known."""
+    """MB/s since the start, and the time left if the total size or a limit is known."""
 
     def __init__(self, progress: Progress, total: int | None, max_tokens: int | None) -> None:
         self._total, self._max_tokens, self._begun = total, max_tokens, time.monotonic()
@@ -103,6 +103,6 @@ class Rate:
         return f"{text}, {100 * share:.0f}%, {duration(left)} left"
 
     def _share(self, progress: Progress) -> float:
-        """How much is done, of the bytes as they lie on the disk or of the training tokens, whichever ends first."""
+        """How much is done, of the bytes on disk or of the training tokens, whichever ends first."""
         read = progress.num_bytes_read / self._total if self._total else 0.0
         return min(1.0, max(read, progress.num_tokens["train"] / self._max_tokens if self._max_tokens else 0.0))

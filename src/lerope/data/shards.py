@@ -55,14 +55,14 @@ class SplitManifest:
     num_bytes: int
     """UTF-8 bytes of the text."""
     unigram_entropy: float
-    """Nats per token of the split's own token frequencies: what a model that ignores all context could reach."""
+    """Nats per token of the split's own token frequencies: the best loss of a model that ignores context."""
     shards: list[Shard]
     max_tokens: int | None = None
-    """The limit it was given; where it is reached, the split ends with that document and more text was left out."""
+    """Its limit; once reached, the split ends with that document and the remaining text is left out."""
 
 
 def limit_in_words(num_tokens: int, max_tokens: int | None) -> str:
-    """What a split's limit has done to it, to be read after its counts; nothing where there is none."""
+    """How a split's limit affected it, to follow its counts; empty if there is none."""
     if max_tokens is None:
         return ""
     return f", {'cut short by' if num_tokens >= max_tokens else 'below'} the limit of {max_tokens:,} tokens"
@@ -70,7 +70,7 @@ def limit_in_words(num_tokens: int, max_tokens: int | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What `manifest.json` holds: everything a run needs to know about its data, and to recognise it again."""
+    """The content of `manifest.json`: everything a run needs to know about its data and to recognise it again."""
 
     sources: list[str]
     """As the user named them."""
@@ -81,12 +81,12 @@ class Manifest:
     eos: int
     tokenizer_sha256: str
     num_skipped: int
-    """Documents left out because they were empty or, if that was asked for, not valid UTF-8."""
+    """Documents skipped because they were empty or, if requested, not valid UTF-8."""
     code_share: float
-    """How much of the training split's sources is source code, by bytes."""
+    """The share of source code in the training split's sources, by bytes."""
     splits: dict[str, SplitManifest]
     settings: dict[str, Any] = field(default_factory=dict)
-    """All else that `lerope data prepare` was asked for, by which it knows the same request again."""
+    """All other settings of `lerope data prepare`, by which it recognises the same request."""
     version: int = _VERSION
 
     def __post_init__(self) -> None:
@@ -109,7 +109,7 @@ class Manifest:
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> "Manifest":
-        """Reads and checks a manifest; whatever is wrong with it is one ValueError that names the file."""
+        """Reads and checks a manifest; any problem raises one ValueError that names the file."""
         path = Path(directory) / MANIFEST
         if not path.exists():
             raise ValueError(f"{path} does not exist; name a folder that `lerope data prepare` finished.")
@@ -117,7 +117,7 @@ class Manifest:
 
 
 def _upgrade(content: Any) -> None:
-    """The first version did not say how much of the text is code, and had no limits."""
+    """The first version did not record the share of code, and had no limits."""
     if isinstance(content, dict) and content.get("version") == 1:
         sources = content.get("sources")
         is_code = isinstance(sources, list) and bool(sources) and all(source == "python:" for source in sources)
@@ -125,7 +125,7 @@ def _upgrade(content: Any) -> None:
 
 
 class SplitWriter:
-    """Appends documents to the shards of one split; what `state` returned can be gone back to."""
+    """Appends documents to the shards of one split; can go back to what `state` returned."""
 
     def __init__(self, directory: Path, split: SplitName, dtype: np.dtype[Any], state: list[list[int]] | None = None):
         self.directory, self.split, self.dtype = directory, split, dtype
@@ -135,7 +135,7 @@ class SplitWriter:
             sizes |= {self._path(index, "ends"): 8 * documents, self._path(index, "tokens"): dtype.itemsize * tokens}
         for path, size in sizes.items():
             if not path.is_file() or path.stat().st_size < size:
-                raise ValueError(f"{path} has lost what was written to it; delete {directory} and prepare it anew.")
+                raise ValueError(f"{path} has lost data; delete {directory} and prepare it again.")
         for path in directory.glob(f"{split}-*"):
             os.truncate(path, sizes.get(path, 0))
 
@@ -155,7 +155,7 @@ class SplitWriter:
         size[1] += int(lengths.sum())
 
     def state(self) -> list[list[int]]:
-        """[documents, tokens] of each shard, once all of it has reached the disk."""
+        """[documents, tokens] of each shard, once everything has reached the disk."""
         for index in range(len(self._sizes)):
             for kind in ("tokens", "ends"):
                 with self._path(index, kind).open("rb") as file:
@@ -193,7 +193,7 @@ class Split:
         self._first = np.cumsum([0, *(shard.num_documents for shard in manifest.shards)])
         sizes = [np.diff(starts) for starts in self._starts] or [np.zeros(0, np.uint64)]
         self.lengths: npt.NDArray[np.uint32] = np.concatenate(sizes).astype(np.uint32)
-        """Tokens of each document, BOS and EOS included."""
+        """Tokens of each document, including BOS and EOS."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -213,9 +213,9 @@ class Corpus:
 
         Args:
             directory: what `lerope data prepare` wrote.
-            verify: whose hash to compare with the manifest's: `changed` hashes a file once, and again when its size or
-                time of change differs (what was found is kept in the directory, if that can be written to); `all`
-                hashes every file now; `sizes` looks at sizes alone.
+            verify: which files' hashes to compare with the manifest: `changed` hashes a file once, and again when its
+                size or modification time differs (results are kept in the directory, if writable); `all` hashes every
+                file now; `sizes` only checks sizes.
         """
         self.directory = Path(directory)
         self.manifest = Manifest.load(directory)
@@ -242,7 +242,7 @@ class Corpus:
             size = path.stat().st_size
             if size != sizes.get(path, size):
                 raise ValueError(
-                    f"{path} must have {sizes[path]:,} bytes; got {size:,}: it was cut or changed, {again}."
+                    f"{path} must have {sizes[path]:,} bytes; got {size:,}: it was truncated or changed, {again}."
                 )
         if verify != "sizes":
             seen = _read_verified(self.directory) if verify == "changed" else {}
@@ -273,4 +273,4 @@ def _write_verified(directory: Path, content: dict[str, Any]) -> None:
     try:
         write_whole(directory / _VERIFIED, json.dumps(content))
     except OSError:
-        return  # A read-only corpus is hashed at every start, that is all.
+        return  # A read-only corpus is just hashed at every start.

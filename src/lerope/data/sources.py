@@ -18,29 +18,29 @@ from lerope.data.readers import Record, read_jsonl, read_parquet, read_text
 _TEXT = (".txt", ".md", ".py")
 _JSONL = (".jsonl", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst")
 ENDINGS = (*_TEXT, *_JSONL, ".parquet")
-# Folders that hold no library code, or code whose point is to be odd.
+# Folders without library code, or with deliberately odd code.
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
 class Part(NamedTuple):
-    """A file or a dataset: records are read from it in order and counted from 0."""
+    """A file or a dataset; its records are read in order and numbered from 0."""
 
     name: str
-    """Its name within the source, the same wherever the source lies."""
+    """Its name within the source, independent of where the source is."""
     location: str
     field: str
     skip_invalid: bool
     size: int | None
-    """Bytes on the disk, None where that is unknown."""
+    """Bytes on disk; None if unknown."""
 
 
 def find_parts(source: str, text_field: str | None = None, skip_invalid: bool = False) -> list[Part]:
-    """What a source consists of, in the order in which it is read.
+    """The parts of a source, in reading order.
 
     Args:
         source: see above.
-        text_field: which field of a JSON object, row or dataset holds the text; `text` or what a known dataset has.
-        skip_invalid: leave out documents that are not valid UTF-8 instead of raising.
+        text_field: the field of a JSON object, row or dataset that holds the text; `text` or a known dataset's.
+        skip_invalid: skip documents that are not valid UTF-8 instead of raising.
     """
     if source.startswith("hf:"):
         field = text_field or hub.parse(source[3:]).field
@@ -60,15 +60,15 @@ def find_parts(source: str, text_field: str | None = None, skip_invalid: bool = 
         return [_part(path, path.parent, field, skip_invalid)]
     found = [file for file in _files(path, set()) if file.name.endswith(ENDINGS)]
     if not found:
-        raise ValueError(f"source {source!r} is a folder without any file of {endings}.")
+        raise ValueError(f"source {source!r} is a folder with no {endings} files.")
     return [_part(file, path, field, skip_invalid) for file in found]
 
 
 def default_validation(sources: Sequence[str]) -> tuple[list[str], int | None]:
-    """What the validation split is made of if nobody says, and how many tokens it has at most.
+    """The default sources of the validation split, and its maximum number of tokens.
 
-    No sources: of documents held out from the others. Without a known dataset's name there is no limit either, because
-    the first documents of, say, a folder may be of another kind than the rest.
+    No sources means documents held out from the others. Without a known dataset there is no limit either, because
+    the first documents of, say, a folder may differ in kind from the rest.
     """
     names = [source[3:] for source in sources if source.startswith("hf:") and hub.is_known(source[3:])]
     if len(names) < len(sources):
@@ -78,7 +78,7 @@ def default_validation(sources: Sequence[str]) -> tuple[list[str], int | None]:
 
 
 def read_part(part: Part, start: int = 0) -> Iterator[Record]:
-    """The records of a part, from a number on; whatever is wrong with it is one ValueError that says where."""
+    """The records of a part, from number `start` on; any problem raises one ValueError that says where."""
     if part.location.startswith("hf:"):
         return hub.read_dataset(part.location[3:], start, part.field, part.skip_invalid)
     path = Path(part.location)
@@ -89,7 +89,7 @@ def read_part(part: Part, start: int = 0) -> Iterator[Record]:
 
 
 def code_share(parts: Iterable[Part]) -> float:
-    """How much of some parts is source code, by bytes: Python files and datasets that are known to hold code."""
+    """The share of source code in some parts, by bytes: Python files and datasets known to contain code."""
     sizes = {True: 0, False: 0}
     for part in parts:
         is_code = hub.parse(part.location[3:]).code if part.location.startswith("hf:") else part.name.endswith(".py")
@@ -98,7 +98,7 @@ def code_share(parts: Iterable[Part]) -> float:
 
 
 def parts_digest(parts: Iterable[Part]) -> str:
-    """A hash of names and sizes, to notice that a source is no longer what it was."""
+    """A hash of names and sizes, to detect that a source has changed."""
     hasher = hashlib.sha256()
     for part in parts:
         hasher.update(f"{part.name}\0{part.size}\0".encode(errors="surrogateescape"))
@@ -106,10 +106,10 @@ def parts_digest(parts: Iterable[Part]) -> str:
 
 
 def sample(parts: list[Part], max_bytes: int) -> Iterator[str]:
-    """Documents of up to `max_bytes` in all, always the same ones, spread over the parts and within them.
+    """Documents of up to `max_bytes` in total, always the same ones, spread over and within the parts.
 
-    A source that is not much larger is used whole. Of a larger one every part gives its share, and of a large file
-    every k-th record is taken, from the first 8 times its share at most.
+    A source that is not much larger is used whole. In a larger one, every part gives its share, and a large file
+    every k-th record, from at most the first 8 times its share.
     """
     total = sum(part.size or 0 for part in parts)
     everything = total <= max_bytes
@@ -136,7 +136,7 @@ def _part(path: Path, root: Path, field: str, skip_invalid: bool) -> Part:
 
 
 def _files(root: Path, without: set[str]) -> Iterator[Path]:
-    """All files below a folder in a fixed order, no hidden ones."""
+    """All non-hidden files below a folder, in a fixed order."""
     for folder, below, names in os.walk(root):
         below[:] = sorted(name for name in below if not name.startswith(".") and name not in without)
         paths = (Path(folder, name) for name in sorted(names) if not name.startswith("."))

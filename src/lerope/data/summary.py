@@ -1,4 +1,4 @@
-"""What is in a prepared corpus, as numbers and as text for people."""
+"""What is in a prepared corpus, as numbers and as text."""
 
 import os
 from typing import Any
@@ -15,7 +15,7 @@ _BAR = 40
 
 
 def summarize(directory: str | os.PathLike[str], num_samples: int) -> dict[str, Any]:
-    """Checks every file of a corpus against the manifest and describes it; samples are beginnings of documents."""
+    """Checks every file of a corpus against the manifest and describes it; samples are document beginnings."""
     if num_samples < 0:
         raise ValueError(f"samples must be 0 or more; got {num_samples}.")
     corpus = Corpus(directory, verify="all")
@@ -58,7 +58,7 @@ def _split(split: Split, tokenizer: Tokenizer, num_samples: int) -> dict[str, An
 
 
 def _histogram(lengths: npt.NDArray[np.uint32]) -> list[dict[str, int]]:
-    """How many documents have at least `tokens` and fewer than twice as many, for powers of 2 without gaps."""
+    """How many documents have at least `tokens` and fewer than twice as many, for consecutive powers of 2."""
     if not len(lengths):
         return []
     exponents = np.log2(lengths).astype(np.int64)
@@ -67,9 +67,9 @@ def _histogram(lengths: npt.NDArray[np.uint32]) -> list[dict[str, int]]:
 
 
 def describe(summary: dict[str, Any]) -> str:
-    """The summary for people."""
+    """The summary as text."""
     lines = [
-        f"{summary['directory']}: every file is as the manifest says",
+        f"{summary['directory']}: every file matches the manifest",
         f"fingerprint  {summary['fingerprint']}",
         f"sources      {', '.join(summary['sources'])}",
         f"validation   {summary['validation']}",
@@ -93,5 +93,5 @@ def describe(summary: dict[str, Any]) -> str:
 
 
 def printable(text: str) -> str:
-    """Text in one line: what is not printable, escaped."""
+    """Text on one line, with unprintable characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text.replace("\\", "\\\\"))

@@ -1,4 +1,4 @@
-"""SentencePiece tokenizers: training one that gives every text back exactly, and using any that has BOS and EOS."""
+"""SentencePiece tokenizers: training one that reproduces every text exactly, and using any that has BOS and EOS."""
 
 import hashlib
 import io
@@ -16,16 +16,16 @@ from lerope.data.shards import Tokens, token_dtype
 
 VOCAB_SIZE = 32_000
 _SPACE = "\u2581"  # SentencePiece writes a space as this character
-_UNKNOWN = "\u2585"  # and leaves out training texts that hold this one
+_UNKNOWN = "\u2585"  # and skips training texts that contain this one
 _SENTENCE_CHARACTERS = 1 << 14
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, path: Path) -> None:
-    """Trains a BPE vocabulary in which bytes stand for whatever has no piece, so that no text is unknown or changed.
+    """Trains a BPE vocabulary with byte fallback, so that no text is unknown or changed.
 
     Args:
         texts: what to learn from; held in memory.
-        vocab_size: pieces in all, with 3 special ones and 256 bytes.
+        vocab_size: total pieces, including 3 special ones and 256 bytes.
         path: the SentencePiece model to write.
     """
     model = io.BytesIO()
@@ -34,7 +34,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, path: Path) -> None:
     def sentences() -> Iterator[str]:
         try:
             yield from _sentences(texts)
-        except ValueError as error:  # SentencePiece would wrap it in words of its own
+        except ValueError as error:  # SentencePiece would wrap it in its own message
             problems.append(error)
 
     try:
@@ -67,19 +67,19 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, path: Path) -> None:
 def _training_sentence(message: str, vocab_size: int) -> str:
     if found := re.search(r"too high .* value <= (\d+)", message):
         most = int(found[1])
-        fix = f"it gives at most {most:,} pieces, pass --vocab-size {most} or more text"
+        fix = f"it yields at most {most:,} pieces, pass --vocab-size {most} or more text"
         return f"vocab_size {vocab_size:,} is too large for this text; {fix}."
     if found := re.search(r"required_chars\. \d+ vs (\d+)", message):
         least = int(found[1])
         fix = f"bytes and characters alone take {least:,} pieces, pass --vocab-size {least} or more"
         return f"vocab_size {vocab_size:,} is too small for this text; {fix}."
     if "sentences_.empty()" in message:
-        return "the sources hold no text to train a tokenizer on; name sources with text."
+        return "the sources contain no text to train a tokenizer on; name sources with text."
     return f"the tokenizer cannot be trained ({' '.join(message.split())}); try another --vocab-size."
 
 
 def _sentences(texts: Iterable[str]) -> Iterator[str]:
-    """Texts in stretches: SentencePiece ends the whole process at a word of more than 65,535 characters."""
+    """Texts in stretches: SentencePiece kills the whole process at a word of more than 65,535 characters."""
     for text in texts:
         text = text.replace(_UNKNOWN, " ").replace(_SPACE, " ")
         start = 0
@@ -98,19 +98,19 @@ class Tokenizer:
 
         Args:
             path: the `.model` file.
-            vocab_size: fewer ids than the model has pieces; the others become the unknown one.
+            vocab_size: use fewer ids than the model has pieces; the others become unknown.
         """
         try:
             content = Path(path).read_bytes()
         except OSError as error:
-            raise ValueError(f"tokenizer {path} cannot be read ({error.strerror}); name a .model file.") from None
+            raise ValueError(f"tokenizer {path} cannot be read ({error.strerror}); give a .model file.") from None
         self._model: Any = _sentencepiece().SentencePieceProcessor()
         try:
             if not content:
                 raise RuntimeError
             self._model.LoadFromSerializedProto(content)
         except RuntimeError:
-            raise ValueError(f"tokenizer {path} is not a SentencePiece model; name a .model file.") from None
+            raise ValueError(f"tokenizer {path} is not a SentencePiece model; give a .model file.") from None
         self.sha256 = hashlib.sha256(content).hexdigest()
         self.num_pieces: int = self._model.get_piece_size()
         self.vocab_size = self.num_pieces if vocab_size is None else vocab_size
@@ -119,7 +119,7 @@ class Tokenizer:
         self.unknown: int = self._model.unk_id()
         for name, special in (("BOS", self.bos), ("EOS", self.eos)):
             if special < 0:
-                raise ValueError(f"tokenizer {path} has no {name} piece; use one that was trained with BOS and EOS.")
+                raise ValueError(f"tokenizer {path} has no {name} piece; use one trained with BOS and EOS.")
         least = max(self.bos, self.eos, self.unknown) + 1
         if not least <= self.vocab_size <= self.num_pieces:
             raise ValueError(
@@ -139,17 +139,17 @@ class Tokenizer:
         return str(self._model.decode([int(token) for token in tokens if token not in special]))
 
     def piece(self, token: int) -> str:
-        """How the model writes a token."""
+        """The piece of a token."""
         return str(self._model.id_to_piece(token))
 
     def num_lossy(self, texts: Iterable[str]) -> int:
-        """How many texts do not come back as they were."""
+        """How many texts decoding does not return exactly."""
         return sum(self.decode(tokens) != text for text in texts for tokens in self.encode([text]))
 
     def _ids(self, text: str) -> list[int]:
         if self._space_in_bytes is None or _SPACE not in text:
             return list(self._model.encode(text))
-        # The character that stands for a space in pieces would come back as a space, but not if it is spelled in bytes.
+        # The character that stands for a space in pieces would decode to a space, unless it is spelled in bytes.
         first, *others = self._model.encode(text.split(_SPACE), num_threads=1)
         ids = list(first)
         for other in others:

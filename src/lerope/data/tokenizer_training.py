@@ -1,4 +1,4 @@
-"""Training a tokenizer on sources: on a bounded sample of them, in a process of its own."""
+"""Training a tokenizer on a bounded sample of sources, in a separate process."""
 
 import os
 import time
@@ -12,7 +12,7 @@ from lerope.data.tokenizer import VOCAB_SIZE, Tokenizer, train_tokenizer
 from lerope.data.workers import WorkerDied, run_in_child, split_of
 
 SAMPLE_BYTES = 50_000_000
-"""Of text, at most."""
+"""Maximum bytes of text."""
 _LEAST_VOCAB_SIZE = 3 + 256 + 1
 
 
@@ -26,13 +26,13 @@ def train_on_sources(
     """Trains a tokenizer and writes it to the file `out`.
 
     Raises:
-        Stopped: after Ctrl-C or SIGTERM; then there is no file.
+        Stopped: after Ctrl-C or SIGTERM; no file is written.
     """
     check_sources(sources)
     check_vocab_size(vocab_size)
     path = Path(out)
     if not path.parent.is_dir() or path.is_dir():
-        raise ValueError(f"out must be a file in a folder that exists; got {path}.")
+        raise ValueError(f"out must be a file in an existing folder; got {path}.")
     parts = [part for source in sources for part in find_parts(source, text_field, skip_invalid)]
     with Signals() as signals, Display() as display:
         train_in_child(parts, vocab_size, path, 0.0, signals, display)
@@ -42,34 +42,34 @@ def train_on_sources(
 def train_in_child(
     parts: list[Part], vocab_size: int, path: Path, validation_fraction: float, signals: Signals, display: Display
 ) -> None:
-    """Trains on a sample of the parts without their validation documents; a signal stops it."""
+    """Trains on a sample of the parts without validation documents; a signal stops it."""
     begun = time.monotonic()
-    display.say(f"Training a tokenizer of {vocab_size:,} pieces.")
+    display.say(f"Training a tokenizer with {vocab_size:,} pieces.")
 
     def wait() -> None:
         signals.check()
-        display.show(f"Training a tokenizer of {vocab_size:,} pieces, {time.monotonic() - begun:.0f} s")
+        display.show(f"Training a tokenizer with {vocab_size:,} pieces, {time.monotonic() - begun:.0f} s")
 
     try:
         run_in_child(_train, parts, vocab_size, path, validation_fraction, wait=wait)
     except WorkerDied:
         signals.check()
         raise ValueError(
-            "the process that trains the tokenizer died, most likely because memory ran out; free some and run the "
+            "the tokenizer training process died, most likely because memory ran out; free some and run the "
             "same command again."
         ) from None
 
 
 def check_sources(sources: Sequence[str]) -> None:
-    """Raises where there is none."""
+    """Raises if there are none."""
     if not sources:
         raise ValueError("sources must name at least one file, folder, python: or hf:NAME; got none.")
 
 
 def check_vocab_size(vocab_size: int | None) -> None:
-    """Raises where not even the bytes have room."""
+    """Raises if not even the bytes fit."""
     if vocab_size is not None and vocab_size < _LEAST_VOCAB_SIZE:
-        raise ValueError(f"vocab_size must be {_LEAST_VOCAB_SIZE} or more, 256 of them bytes; got {vocab_size:,}.")
+        raise ValueError(f"vocab_size must be {_LEAST_VOCAB_SIZE} or more, including 256 bytes; got {vocab_size:,}.")
 
 
 def _train(parts: list[Part], vocab_size: int, path: Path, validation_fraction: float) -> None:

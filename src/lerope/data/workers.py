@@ -1,4 +1,4 @@
-"""Processes beside the main one: a pool that turns batches of documents into tokens, and a child that trains."""
+"""Child processes: a pool that turns batches of documents into tokens, and one that trains."""
 
 import hashlib
 import multiprocessing
@@ -25,7 +25,7 @@ _END_SECONDS = 5.0
 
 
 class Batch(NamedTuple):
-    """Some documents in order, and where reading goes on after them."""
+    """Some documents in order, and where reading continues after them."""
 
     texts: list[str]
     split: SplitName | None
@@ -33,33 +33,33 @@ class Batch(NamedTuple):
     part: int
     record: int
     num_documents: int
-    """With those that are skipped."""
+    """Including skipped ones."""
     num_bytes_read: int
-    """Of all parts, as they lie on the disk."""
+    """Of all parts, as on disk."""
 
 
 class Encoded(NamedTuple):
     """A batch's documents of one split."""
 
     tokens: Tokens
-    """End to end."""
+    """Concatenated."""
     lengths: npt.NDArray[np.int64]
     num_bytes: npt.NDArray[np.int64]
     """Of each document's text."""
 
     def first(self, num_tokens: int) -> "Encoded":
-        """The documents up to the one with which there are so many tokens; all where there are fewer."""
+        """The documents up to the one that reaches this many tokens; all if there are fewer."""
         ends = np.cumsum(self.lengths)
         count = int(np.searchsorted(ends, num_tokens)) + 1 if num_tokens > 0 else 0
         return Encoded(self.tokens[: self.lengths[:count].sum()], self.lengths[:count], self.num_bytes[:count])
 
 
 class WorkerDied(Exception):  # noqa: N818 (what happened, like KeyboardInterrupt)
-    """A process ended without a word, as when the system is out of memory."""
+    """A process ended without a message, as when the system is out of memory."""
 
 
 def split_of(text: str, validation_fraction: float) -> SplitName:
-    """The side a document belongs to: a function of its text alone, so that equal texts never meet across sides."""
+    """The split a document belongs to: a function of its text alone, so that equal texts are in the same split."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return "validation" if int.from_bytes(digest, "big") < validation_fraction * 2**64 else "train"
 
@@ -67,12 +67,12 @@ def split_of(text: str, validation_fraction: float) -> SplitName:
 def encode_batches(
     batches: Iterable[Batch], tokenizer: str, vocab_size: int, validation_fraction: float, num_workers: int
 ) -> Generator[tuple[Batch, dict[SplitName, Encoded]], None, None]:
-    """Encodes batches in processes and gives them back in order, a bounded number of them under way.
+    """Encodes batches in processes and yields them in order, with a bounded number in flight.
 
-    A ValueError of the batches is raised after all before it are given back: who has enough by then never meets it,
-    however many were under way.
+    A ValueError from the batches is raised once all before it are yielded: a caller that stops earlier never sees it,
+    however many were in flight.
     """
-    context = multiprocessing.get_context("spawn")  # no thread or lock of this process is copied
+    context = multiprocessing.get_context("spawn")  # copies no thread or lock of this process
     arguments = (tokenizer, vocab_size, validation_fraction)
     pool = ProcessPoolExecutor(num_workers, context, initializer=_begin, initargs=arguments)
     under_way: deque[tuple[Batch, Future[dict[SplitName, Encoded]]]] = deque()
@@ -105,7 +105,7 @@ def run_in_child(function: Callable[..., None], *arguments: Any, wait: Callable[
         while not here.poll(_POLL_SECONDS):
             wait()
         message = here.recv()
-        child.join(_END_SECONDS)  # terminated, it would leave semaphores of `datasets` behind, and Python would say so
+        child.join(_END_SECONDS)  # terminated, it would leak semaphores of `datasets`, and Python would warn
     except EOFError:
         raise WorkerDied from None
     finally:
@@ -128,8 +128,8 @@ def _done(batch: Batch, future: Future[dict[SplitName, Encoded]]) -> tuple[Batch
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """A process started in here never gets Ctrl-C, which a terminal sends to all: only the main process acts on it."""
-    resource_tracker.ensure_running()  # its start would let interrupts through again
+    """Processes started here ignore Ctrl-C, which a terminal sends to all: only the main process acts on it."""
+    resource_tracker.ensure_running()  # starting it would let interrupts through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -138,7 +138,7 @@ def _without_interrupts() -> Iterator[None]:
 
 
 def _end_with_parent() -> None:
-    """A main process that was killed cannot end its children, so they watch it."""
+    """A killed main process cannot end its children, so they watch it."""
     parent = multiprocessing.parent_process()
     if parent is not None:
 
