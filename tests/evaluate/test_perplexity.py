@@ -326,7 +326,7 @@ def test_bits_per_byte_of_a_split_are_of_its_whole_text(text_run):
 
 
 BAD = {
-    "unfinished": (lambda run: edit(run / "run.json", finished=False), {}, "is not finished; go on with: "),
+    "unfinished": (lambda run: edit(run / "run.json", finished=False), {}, "is not finished"),
     "no run": (lambda run: (run / "run.json").unlink(), {}, "does not exist; name a folder that `lerope train` wrote"),
     "no model": (lambda run: shutil.rmtree(run / "model"), {}, "holds no model"),
     "cut model": (lambda run: (run / "model/model.safetensors").write_bytes(b"x"), {}, "is not what config.json says"),
@@ -339,7 +339,7 @@ BAD = {
     "no text": (lambda run: None, {"text": ("nowhere.txt",)}, "'nowhere.txt' does not exist"),
     "length": (lambda run: None, {"length": 0}, "length must be a positive"),
     "huge": (lambda run: None, {"length": 10**12, "truncate": True, "text": ("nowhere.txt",)}, "does not exist"),
-    "device": (lambda run: None, {"device": "cuda"}, "device must be one that is there; got 'cuda'"),
+    "device": (lambda run: None, {"device": "cuda"}, "device must .*got 'cuda'"),
 }
 
 

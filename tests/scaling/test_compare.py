@@ -264,7 +264,7 @@ MIXTURES = [
     ({"recipe": {"model": {"num_layers": 6, "num_heads": 8, "head_dim": 32}}}, "model.head_dim is 64 in the first"),
     ({"settings": {"length": 32}}, "were evaluated differently: length is 64 in the first and 32 in the second"),
     ({"settings": {"precision": "bf16"}}, "precision is None in the first and 'bf16' in the second"),
-    ({"finished": False}, "is not finished; go on with"),
+    ({"finished": False}, "is not finished"),
     ({"encoding": "rope"}, "are both of rung 52M, method rope and seed 42; name one of them"),
     ({"seed": 1}, "lerope and rope have no seed in common at 52M"),
     ({"rung": "19M"}, "baseline must have a run at every rung; 19M has lerope and not 'rope'"),

@@ -53,7 +53,7 @@ def test_killed_three_times(data, straight, tmp_path):
     process = spawn(data, out)
     text = process.communicate(timeout=120)[0]
     assert process.returncode == 0, text
-    assert "going on from step" in text
+    assert "from step" in text
     same(straight, out)
     assert not any((out / "checkpoints").glob(".saving-*"))
 
@@ -69,10 +69,11 @@ def test_a_signal_saves_and_says_how_to_go_on(data, straight, tmp_path, kind):
     assert process.returncode == 128 + kind, text
     assert "Traceback" not in text
     step = len([r for r in metrics(out) if "loss" in r])
-    assert f"stopped at step {step} with a checkpoint; go on with:\n  lerope" in text
+    assert f"stopped at step {step} with a checkpoint" in text
+    assert "\n  lerope" in text
     assert (out / "checkpoints" / f"step-{step:08d}").is_dir()
     process = spawn(data, out)
-    assert f"going on from step {step}\n" in process.communicate(timeout=60)[0]
+    assert f"from step {step}\n" in process.communicate(timeout=60)[0]
     same(straight, out)
 
 
@@ -90,7 +91,7 @@ def test_another_number_of_ranks_goes_on(data, straight, tmp_path, before, after
     process = spawn(data, out, after, setup=setup)
     text = process.communicate(timeout=120)[0]
     assert process.returncode == 0, text
-    assert "going on from step" in text
+    assert "from step" in text
     for got, want in zip(metrics(out), metrics(straight), strict=True):
         for field in ("loss", "validation_loss"):
             if field in want:

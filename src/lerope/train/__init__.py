@@ -1,1 +1,1 @@
-"""Training: a recipe in, a run directory out; exact, restartable, the same on one CPU, one GPU or many."""
+"""Training: a recipe in, a run directory out; exact, resumable, the same on one CPU, one GPU or many."""

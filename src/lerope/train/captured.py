@@ -1,4 +1,4 @@
-"""A micro-batch's forward and backward pass as a CUDA graph: the host starts it with one call instead of thousands."""
+"""A micro-batch's forward and backward pass as a CUDA graph: the host launches it with one call, not thousands."""
 
 from collections.abc import Callable, Iterable
 
@@ -7,16 +7,16 @@ from torch import Tensor, nn
 
 
 class Captured:
-    """Runs `accumulate`, which adds to the gradients and returns a loss, from a recording.
+    """Replays a recording of `accumulate`, which adds to the gradients and returns a loss.
 
-    The first micro-batch of a step writes gradients anew, the others add to them, so that there are two recordings.
-    What is captured reads and writes the same memory each time: inputs are copied there, and the parameters'
+    The first micro-batch of a step overwrites gradients and the others add to them, so there are two recordings.
+    A recording reads and writes the same memory each time: inputs are copied there, and the parameters'
     gradients must not be replaced in between.
 
     Args:
         accumulate: takes tensors by name. It must not wait for the device, and must have run before, so that nothing
-            is left to be compiled.
-        parameters: whose gradients it computes.
+            is left to compile.
+        parameters: those whose gradients it computes.
     """
 
     def __init__(self, accumulate: Callable[[dict[str, Tensor]], Tensor], parameters: Iterable[nn.Parameter]) -> None:

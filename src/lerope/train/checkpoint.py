@@ -1,7 +1,7 @@
 """Checkpoints: torch's distributed checkpoints as safetensors files, in a folder that appears whole or not at all.
 
-`checkpoints/step-00001000/` holds one file for each rank that had something to write, and `checkpoint.json` with the
-hash of each, the step, and whose it is. Any number of ranks can load it.
+`checkpoints/step-00001000/` contains one file for each rank that had something to write, and `checkpoint.json` with
+each file's hash, the step, and the run it belongs to. Any number of ranks can load it.
 """
 
 import os
@@ -30,7 +30,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class Mark:
-    """What `checkpoint.json` says."""
+    """The content of `checkpoint.json`."""
 
     run: str
     """`Run.digest`."""
@@ -42,14 +42,14 @@ class Mark:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files are all there and unchanged."""
+    """A checkpoint whose files are all present and unchanged."""
 
     path: Path
     step: int
 
 
 def prepare_moments(optimizer: Optimizer, step: int) -> None:
-    """Gives AdamW the state it would have after `step` steps, with moments of zero to load into."""
+    """Gives AdamW the state it would have after `step` steps, with zero moments to load into."""
     for group in optimizer.param_groups:
         for p in group["params"]:
             device = p.device if group["fused"] else "cpu"
@@ -58,7 +58,7 @@ def prepare_moments(optimizer: Optimizer, step: int) -> None:
 
 
 def training_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """The tensors that training goes on from, by name; they are the model's and the optimizer's own."""
+    """The tensors that training resumes from, by name; they are the model's and the optimizer's own."""
     state = {f"model.{name}": value for name, value in model.state_dict().items()}
     for name, p in model.named_parameters():
         if p in optimizer.state:
@@ -68,17 +68,17 @@ def training_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Store:
-    """Where a run's checkpoints are; every rank calls its methods."""
+    """A run's checkpoints; every rank must call its methods."""
 
     folder: Path
     run: str
-    """`Run.digest`: checkpoints of other runs are none of ours."""
+    """`Run.digest`: checkpoints of other runs are rejected."""
     ranks: Ranks
     keep: int
-    """How many stay, the newest ones."""
+    """How many of the newest to keep."""
 
     def save(self, step: int, state: dict[str, Tensor]) -> None:
-        """Writes a checkpoint, then removes those that need not stay."""
+        """Writes a checkpoint, then removes old ones."""
         ranks, folder = self.ranks, self.folder
         path, partial = folder / f"step-{step:08d}", folder / f".saving-{step:08d}"
         ranks.on_main(lambda: _clear(partial))
@@ -102,7 +102,7 @@ class Store:
         ranks.on_main(commit)
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest whole checkpoint, and a sentence about each newer one that is not, which is put aside."""
+        """The newest intact checkpoint, and a sentence about each newer damaged one, which is put aside."""
         complaints: list[str] = []
         for path in reversed(self.ranks.on_main(lambda: _steps(self.folder))):
             step = int(path.name.rpartition("-")[2])
@@ -111,18 +111,18 @@ class Store:
                 return Checkpoint(path, step), complaints
             aside = path.with_name(f"damaged-{path.name}")
             self.ranks.on_main(lambda path=path, aside=aside: _put_aside(path, aside))  # type: ignore[misc]
-            complaints.append(f"{path} is damaged ({problem}) and was passed over; it is now {aside.name}.")
+            complaints.append(f"{path} is damaged ({problem}) and was skipped; it is now {aside.name}.")
         return None, complaints
 
     def _problem(self, path: Path, step: int) -> str | None:
-        """What is wrong with a checkpoint, if anything; ranks share the hashing."""
+        """The problem with a checkpoint, if any; ranks share the hashing."""
         mark = self.ranks.on_main(lambda: _read_mark(path))
         if mark is None:
-            return f"{MARK} is missing or not whole"
+            return f"{MARK} is missing or incomplete"
         if mark.run != self.run:
-            return "it is another run's"
+            return "it belongs to another run"
         if mark.step != step:
-            return f"it is of step {mark.step:,}"
+            return f"it is from step {mark.step:,}"
         found = _hashes(path, sorted(mark.sha256), self.ranks)
         for name, expected in mark.sha256.items():
             if name not in found:
@@ -133,7 +133,7 @@ class Store:
 
 
 def load(checkpoint: Checkpoint, state: dict[str, Tensor]) -> None:
-    """Fills the tensors of `state` in place; every rank calls this."""
+    """Fills the tensors of `state` in place; every rank must call this."""
     reader = HuggingFaceStorageReader(str(checkpoint.path))
     try:
         with _alone():
@@ -153,14 +153,14 @@ def _put_aside(path: Path, aside: Path) -> None:
 
 
 def _clear(partial: Path) -> None:
-    """Removes what an earlier process may have left half done, here and of other steps."""
+    """Removes what an earlier process may have left unfinished, for this and other steps."""
     for path in partial.parent.glob(".saving-*"):
         shutil.rmtree(path, ignore_errors=True)
     partial.mkdir(parents=True)
 
 
 def _hashes(path: Path, names: list[str], ranks: Ranks) -> dict[str, str]:
-    """The hashes of files, each by one of the ranks; those that are not there are left out."""
+    """The hashes of files, each computed by one rank; missing files are left out."""
     mine = [name for name in names[ranks.rank :: ranks.num_ranks] if (path / name).is_file()]
     found: dict[str, str] = {}
     for part in ranks.gather({name: sha256_of(path / name) for name in mine}):
@@ -185,14 +185,14 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Without the warning that a single process is a single process."""
+    """Suppresses the warning that there is only one process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause in words, without torch's list of ranks and tracebacks."""
+    """The innermost cause, without torch's list of ranks and tracebacks."""
     failures = getattr(error, "failures", None)
     if failures:
         return _reason(next(iter(failures.values()))[0])

@@ -24,12 +24,12 @@ from lerope.train.mover import Mover
 from lerope.train.parallel import Ranks, build, captures
 from lerope.train.schedule import factor
 
-# Steps without a recording, in which everything is compiled.
+# Steps before recording, in which everything is compiled.
 _WARM_STEPS = 3
 
 
 class Moment:
-    """A point in a device's work: a GPU gets there later than the host."""
+    """A point in a device's work; a GPU reaches it later than the host."""
 
     def __init__(self, device: torch.device) -> None:
         self._event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
@@ -38,12 +38,12 @@ class Moment:
         self._time = time.perf_counter()
 
     def wait(self) -> None:
-        """Returns when the device is there."""
+        """Returns when the device has reached it."""
         if self._event is not None:
             self._event.synchronize()
 
     def seconds_since(self, other: "Moment") -> float:
-        """The device's time between two moments that are past."""
+        """The device's time between two past moments."""
         if self._event is not None and other._event is not None:
             return float(other._event.elapsed_time(self._event)) / 1000
         return self._time - other._time
@@ -51,19 +51,19 @@ class Moment:
 
 @dataclass(frozen=True)
 class Started:
-    """A step whose numbers may still be on their way from the device."""
+    """A step whose numbers may not have arrived from the device yet."""
 
     step: int
-    """Steps finished once this one is."""
+    """Steps finished, including this one."""
     numbers: Tensor
-    """On the CPU once `end` is past: loss of all targets, ranks asked to stop, norms of model and of frequencies."""
+    """On the CPU after `end`: summed loss, ranks asked to stop, gradient norms of model and frequencies."""
     end: Moment
     num_targets: int
     learning_rate: float
 
     @property
     def loss(self) -> float:
-        """Nats per target; to be read once `end` is past."""
+        """Nats per target; read it only after `end`."""
         return float(self.numbers[0]) / max(self.num_targets, 1)
 
 
@@ -72,7 +72,7 @@ class Engine:
 
     Args:
         loader: where its batches come from.
-        micro_batch_rows: rows that go through the model at once.
+        micro_batch_rows: rows per forward pass.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Engine:
         self._replica = build(recipe.model, encoding, recipe.seed, setup, ranks)
         self.model = self._replica.model
         self.model.z_weight = recipe.z_loss
-        # What an encoding of your own does in Python would be recorded once and never done again.
+        # Python code in your own encoding would run once, when recorded, and never again.
         own = type(encoding).__module__.partition(".")[0] != "lerope"
         self._captures = captures(setup, ranks) and not (own and setup.graph == "auto")
         self._captured: Captured | None = None
@@ -99,12 +99,12 @@ class Engine:
         checkpoint.prepare_moments(self.optimizer, 0)
 
     def step(self, number: int, batch: Batch, num_targets: int, asked_to_stop: bool = False) -> Started:
-        """Asks the device for a step and does not wait for it.
+        """Starts a step on the device without waiting for it.
 
         Args:
             number: from 0.
-            batch, num_targets: what `Loader.load` gives for it.
-            asked_to_stop: is told to all ranks with the step's numbers.
+            batch, num_targets: what `Loader.load` returns for it.
+            asked_to_stop: sent to all ranks with the step's numbers.
         """
         recipe, ranks = self.recipe, self.ranks
         gamma = factor(recipe.schedule, number, recipe.steps, recipe.warmup_steps)
@@ -129,22 +129,22 @@ class Engine:
         sums[1].fill_(float(asked_to_stop))  # an assignment would wait for the device
         numbers = torch.stack([*ranks.sum(sums).unbind(), *(norm.to(sums) for norm in norms)])
         if ranks.device.type == "cuda":
-            # Only a copy into pinned memory lets the host go on.
+            # Only a copy into pinned memory lets the host continue.
             numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
         return Started(number + 1, numbers, Moment(ranks.device), num_targets, recipe.learning_rate * gamma)
 
     @torch.no_grad()
     def summed_loss(self, batch: Batch) -> Tensor:
-        """The sum of the losses of a batch of validation rows, on the device."""
+        """The summed loss of a batch of validation rows, on the device."""
         self._count_documents(batch)
         return self._loss(self._moved(batch))
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors that training goes on from, by name; they are the model's and the optimizer's own."""
+        """The tensors that training resumes from, by name; they are the model's and the optimizer's own."""
         return checkpoint.training_state(self.model, self.optimizer)
 
     def resume(self, store: checkpoint.Store) -> tuple[int, list[str]]:
-        """Goes to the newest whole checkpoint: the steps it has, 0 without one, and a word on each damaged one."""
+        """Loads the newest intact checkpoint: its step, 0 without one, and a sentence on each damaged one."""
         found, complaints = store.newest()
         if found is None:
             return 0, complaints
@@ -153,7 +153,7 @@ class Engine:
         return found.step, complaints
 
     def weights(self) -> dict[str, Tensor]:
-        """The whole weights on the CPU, by name, on the main rank; nothing elsewhere. Every rank calls this."""
+        """The full weights on the CPU, by name, on the main rank; nothing elsewhere. Every rank must call this."""
         found: dict[str, Tensor] = {}
         for name, value in self.model.state_dict().items():
             whole = value.full_tensor() if hasattr(value, "full_tensor") else value
@@ -162,11 +162,11 @@ class Engine:
         return found
 
     def kernels(self) -> str:
-        """What computes rotations, matrix products and attention, for people."""
+        """What computes rotations, matrix products and attention, as text."""
         if self.ranks.device.type == "cpu":
             return f"rotary {self.rotary}, attention {self.attention}"
         example = torch.empty(0, dtype=self._compute_dtype, device=self.ranks.device)
-        reason = "asked for" if self.setup.kernel == "reference" else products.quack_obstacle(example)
+        reason = "requested" if self.setup.kernel == "reference" else products.quack_obstacle(example)
         chosen = "quack" if reason is None else f"torch ({reason})"
         return f"rotary {self.rotary}, products {chosen}, attention {self.attention}"
 
@@ -175,7 +175,7 @@ class Engine:
         return torch.float32 if self.recipe.precision == "float32" else torch.bfloat16
 
     def _attention(self) -> Backend:
-        """How to attend: as asked, or the fastest for documents that lie as in the first micro-batch."""
+        """The attention backend: as requested, or the fastest for documents as in the first micro-batch."""
         setup, recipe, device = self.setup, self.recipe, self.ranks.device
         if setup.attention != "auto":
             return setup.attention
@@ -186,7 +186,7 @@ class Engine:
         return fastest(ids, recipe.model.num_heads, recipe.model.head_dim, self._compute_dtype, device)
 
     def _moved(self, batch: Batch) -> dict[str, Tensor]:
-        """A batch on the device; a GPU copies it while it still works on the step before."""
+        """A batch on the device; a GPU copies it while still working on the previous step."""
         fields = ("tokens", "targets", "positions", "document_ids", "centres")
         arrays = [getattr(batch, field) for field in fields]
         if self._mover is None:
@@ -196,7 +196,7 @@ class Engine:
     def _count_documents(self, batch: Batch) -> None:
         """Makes room for the documents of a micro-batch; a recording with less room is made again."""
         if self.attention not in ("varlen", "flash4"):
-            return  # the others have no list of documents
+            return  # the others keep no list of documents
         ids = batch.document_ids
         ends = 1 + np.count_nonzero(ids[:, 1:] != ids[:, :-1], axis=1)
         most = max(
@@ -204,11 +204,11 @@ class Engine:
             for first in range(0, len(ends), self.micro_batch_rows)
         )
         if most > self._num_documents:
-            # With room to spare, because steps are recorded anew.
+            # With room to spare, because this re-records steps.
             self._num_documents, self._captured, self._num_warm_steps = most * 5 // 4, None, 0
 
     def _warm_accumulate(self) -> Callable[[dict[str, Tensor], bool], Tensor]:
-        """What adds a micro-batch's gradients: from a recording once there is nothing left to compile."""
+        """What adds a micro-batch's gradients: a recording, once there is nothing left to compile."""
         self._num_warm_steps += 1
         if not self._captures or self._num_warm_steps <= _WARM_STEPS:
             self.optimizer.zero_grad(set_to_none=True)
@@ -218,14 +218,14 @@ class Engine:
         return self._captured
 
     def _accumulate(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Adds the gradients of a micro-batch to those that are there; the sum of its losses."""
+        """Adds the gradients of a micro-batch to the existing ones; returns its summed loss."""
         loss = self._loss(inputs)
-        # Ranks' gradients are averaged, so that `scale` gives the mean over all targets of the batch.
+        # Gradients are averaged over ranks, so `scale` gives the mean over all targets of the batch.
         (loss * inputs["scale"]).backward()
         return loss.detach()
 
     def _loss(self, inputs: dict[str, Tensor]) -> Tensor:
-        """The sum of the losses of some rows."""
+        """The summed loss of some rows."""
         fields = ("tokens", "targets", "positions", "centres")
         mask = DocumentMask(inputs["document_ids"], self.attention, self._num_documents)
         with self._autocast():

@@ -1,4 +1,4 @@
-"""What goes on beside the steps of a run: validation, frequencies, checkpoints, the display, a profiler."""
+"""What happens alongside the steps of a run: validation, frequencies, checkpoints, the display, a profiler."""
 
 import math
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,12 +14,12 @@ from lerope.data.shards import Split
 from lerope.train.checkpoint import Store
 from lerope.train.trainer import Hook, Loop, Record
 
-# Steps that a profile leaves out, in which things are compiled and recorded, and those that it shows.
+# Steps that a profile skips, while things are compiled and recorded, and those it shows.
 _PROFILE_SKIPS, _PROFILE_STEPS = 8, 4
 
 
 class Frequencies(Hook):
-    """Publishes the frequencies through training, at most so many times; once, where they are fixed."""
+    """Publishes the frequencies during training, at most `most` times; once if they are fixed."""
 
     name = "frequencies"
 
@@ -36,13 +36,13 @@ class Frequencies(Hook):
 
     def act(self, loop: Loop) -> None:
         artifact = loop.engine.model.encoding.artifact()  # FSDP2 gathers, so every rank takes part
-        # A log-scale says it all where it is what is learned; other frequencies may cross zero, where it is no number.
+        # Log-scales suffice if they are what is learned; other frequencies may cross zero, where they are undefined.
         frequencies = None if artifact.parametrization == "log" else artifact.frequencies
         loop.publish(FrequencyRecord(step=loop.step, log_scales=artifact.log_scales, frequencies=frequencies))
 
 
 class Validation(Hook):
-    """Publishes the loss on a split's documents, packed, every so many steps and at the end."""
+    """Publishes the loss on a split's documents, packed, every `every` steps and at the end."""
 
     name = "validation"
 
@@ -71,9 +71,9 @@ class Validation(Hook):
 
 
 class Checkpoints(Hook):
-    """Saves every so many steps, at the end, and when the run is asked to stop.
+    """Saves every `every` steps, at the end, and when the run is asked to stop.
 
-    A process that trains alone goes on while a copy of its state is written; several ranks wait for each other.
+    A single process continues while a copy of its state is written; several ranks wait for each other.
     """
 
     name = "checkpoints"
@@ -109,7 +109,7 @@ class Checkpoints(Hook):
 
 
 class Progress(Hook):
-    """Shows where training is; the main rank's alone has a display."""
+    """Shows the progress of training; only the main rank has a display."""
 
     def __init__(self, display: Display | None) -> None:
         self._display = display
@@ -131,7 +131,7 @@ class Progress(Hook):
 
 
 def line(record: StepRecord, steps: int, tokens_per_second: float, seconds_left: float) -> str:
-    """A step's metrics for people."""
+    """A step's metrics as text."""
     parts = [
         f"step {record.step:,}/{steps:,}",
         f"loss {record.loss:.4f}",
@@ -148,7 +148,7 @@ def line(record: StepRecord, steps: int, tokens_per_second: float, seconds_left:
 
 
 class Profile(Hook):
-    """Records a few steps of this rank with torch's profiler, as a trace for its viewer or for Perfetto."""
+    """Records a few steps of this rank with torch's profiler, as a trace for its viewer or Perfetto."""
 
     name = "profile"
 

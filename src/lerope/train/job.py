@@ -1,4 +1,4 @@
-"""`lerope train` from start to end: ranks, data, run directory, plan, loop, finished model."""
+"""`lerope train` from start to finish: ranks, data, run directory, plan, loop, finished model."""
 
 import os
 import shlex
@@ -35,9 +35,9 @@ from lerope.train.records import Records
 from lerope.train.rundir import RunDirectory, provenance
 from lerope.train.trainer import Hook, Loop, Trainer
 
-# Tokens that go through the model at once on a CPU: more gain nothing there.
+# Tokens per forward pass on a CPU, where more gain nothing.
 _CPU_TOKENS = 8192
-# Up to about here, text that is read again teaches nearly as much as new text (Muennighoff et al., 2023).
+# Up to about this many epochs, repeated text teaches nearly as much as new text (Muennighoff et al., 2023).
 _MANY_EPOCHS = 4
 
 
@@ -60,19 +60,19 @@ def train(
     setup: Setup | None = None,
     hooks: Sequence[Hook] = (),
 ) -> Outcome:
-    """Starts a run, or goes on with it if its directory is there; returns when it is finished or was asked to stop.
+    """Starts a run, or resumes it if its directory exists; returns when it is finished or was asked to stop.
 
     Args:
         recipe: what to train; see `lerope.core.recipe.recipe`.
         data: a folder that `lerope data prepare` wrote.
-        out: the run directory; runs/RUNG-ENCODING-SEED unless given.
+        out: the run directory; runs/RUNG-ENCODING-SEED by default.
         setup: how this machine should do it.
-        hooks: of your own, called before validation and checkpoints; on several ranks the same everywhere.
+        hooks: your own, called before validation and checkpoints; the same on every rank.
     """
     setup = setup or Setup()
     if recipe.row_order != "shuffled":
         raise ValueError(
-            f"row_order must be shuffled, for no other order is trained any more; got {recipe.row_order!r}."
+            f"row_order must be shuffled, as other orders are no longer trained; got {recipe.row_order!r}."
         )
     ranks = start_ranks(setup.device)
     run = RunDirectory(out or Path("runs") / recipe.name)
@@ -129,7 +129,7 @@ def _carry_out(engine: Engine, corpus: Corpus, run: RunDirectory, own_hooks: Seq
     for complaint in complaints:
         _say(ranks, f"warning: {complaint}")
     if first:
-        _say(ranks, f"going on from step {first:,}")
+        _say(ranks, f"resuming from step {first:,}")
     peak = gpus.peak_flops(torch.cuda.get_device_name()) if ranks.device.type == "cuda" else None
     with Signals() as signals, ExitStack() as opened:
         display = opened.enter_context(Display()) if ranks.is_main else None
@@ -148,7 +148,7 @@ def _carry_out(engine: Engine, corpus: Corpus, run: RunDirectory, own_hooks: Seq
         loop = Trainer(engine, hooks, signals, peak).train(first)
     loss = ranks.on_main(lambda: read_metrics(run.path).validation_loss)
     if not loop.is_last:
-        _say(ranks, f"stopped at step {loop.step:,} with a checkpoint; go on with:\n  {resume_command()}")
+        _say(ranks, f"stopped at step {loop.step:,} with a checkpoint; continue with:\n  {resume_command()}")
         return Outcome(run.path, loop.step, False, loss, signals.received or signal.SIGTERM)
     weights = engine.weights()
     frequencies = engine.model.encoding.artifact(recipe.row_length)
@@ -165,20 +165,20 @@ def _carry_out(engine: Engine, corpus: Corpus, run: RunDirectory, own_hooks: Seq
 
 @contextmanager
 def _explained(engine: Engine, run: RunDirectory) -> Iterator[None]:
-    """Turns a disk or a memory that is full into a sentence."""
+    """Turns a full disk or running out of memory into a sentence."""
     try:
         yield
     except OSError as error:
         raise ValueError(
-            f"{run.path} cannot be written to ({error.strerror or error}): training stopped, the last checkpoint is "
-            f"whole; make room, then go on with: {resume_command()}"
+            f"{run.path} cannot be written ({error.strerror or error}): training stopped, the last checkpoint is "
+            f"intact; make room, then continue with: {resume_command()}"
         ) from None
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
             raise
         rows = f"{engine.micro_batch_rows} rows of {engine.recipe.row_length:,} tokens"
         raise ValueError(
-            f"memory ran out with {rows} at a time; take fewer with --micro-batch-rows, a shorter --row-length, "
+            f"memory ran out with {rows} at a time; use fewer --micro-batch-rows, a shorter --row-length, "
             "--recompute, or --parallel fsdp on several GPUs."
         ) from None
 
@@ -188,12 +188,12 @@ def _finished(run: RunDirectory, loss: float | None) -> str:
 
 
 def check_corpus(data: str | os.PathLike[str], recipe: Recipe) -> None:
-    """Raises unless the data is whole and made for a model of this recipe."""
+    """Raises unless the data is intact and fits this recipe's model."""
     corpus = Corpus(data)
     found, wanted = corpus.manifest.vocab_size, recipe.model.vocab_size
     if found != wanted:
         raise ValueError(
-            f"{data} has a vocabulary of {found:,}, but {recipe.rung} is a model for {wanted:,}; train with "
+            f"{data} has a vocabulary of {found:,}, but {recipe.rung} expects {wanted:,}; train with "
             f"--vocab-size {found}, or prepare the data with --vocab-size {wanted}."
         )
 
@@ -221,12 +221,12 @@ def describe(recipe: Recipe, corpus: Corpus, ranks: Ranks, micro_batch_rows: int
         "device": shared,
     }
     if epochs > _MANY_EPOCHS:
-        lines["warning"] = f"the data is read {epochs:,.0f} times; for a result, prepare more text"
+        lines["warning"] = f"the data is read {epochs:,.0f} times; for meaningful results, prepare more text"
     return "\n".join(f"{name:>7}  {text}" for name, text in lines.items())
 
 
 def resume_command() -> str:
-    """The command that started this process, to be given again."""
+    """The command that started this process, to run again."""
     args = sys.argv[1:]
     if not dist.is_initialized():
         return shlex.join(["lerope", *args])
@@ -261,7 +261,7 @@ def _micro_batch_rows(recipe: Recipe, setup: Setup, ranks: Ranks) -> int:
 
 
 def _summary(run: RunDirectory, recipe: Recipe, loop: Loop, first: int) -> Training:
-    """What `results/training.json` says."""
+    """The content of `results/training.json`."""
     metrics = read_metrics(run.path)
     seconds = sum(record.seconds for record in metrics.steps)
     return Training(
@@ -280,7 +280,7 @@ def _summary(run: RunDirectory, recipe: Recipe, loop: Loop, first: int) -> Train
 
 
 def _timeline(metrics: Metrics, loop: Loop, first: int) -> Timeline:
-    """Where the time of the command that finished the run went."""
+    """How the command that finished the run spent its time."""
     begun, first_step = process_start(), loop.first_step_time
     return Timeline(
         num_steps=loop.step - first,

@@ -1,4 +1,4 @@
-"""Batches on their way to a GPU while it still works on the step before."""
+"""Moves batches to a GPU while it is still working on the previous step."""
 
 import numpy as np
 import numpy.typing as npt
@@ -9,9 +9,9 @@ Array = npt.NDArray[np.int32]
 
 
 class Mover:
-    """Copies arrays to a GPU on a stream of its own, through memory that is taken once.
+    """Copies arrays to a GPU on a separate stream, through memory that is allocated once.
 
-    Two buffers of each shape take turns: one is filled while a step still reads the other.
+    Two buffers per shape alternate: one is filled while a step still reads the other.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -20,7 +20,7 @@ class Mover:
         self._last: _Buffer | None = None
 
     def move(self, arrays: list[Array]) -> Tensor:
-        """The arrays, stacked, on the GPU, until the call after next; what is launched from now on finds them there."""
+        """The arrays, stacked, on the GPU, valid until the call after next, for anything launched from now on."""
         now = torch.cuda.current_stream(self.device)
         if self._last is not None:
             self._last.read.record(now)
@@ -29,7 +29,7 @@ class Mover:
         buffer = _Buffer(shape, self.device) if len(buffers) < 2 else buffers.pop(0)
         buffers.append(buffer)
         buffer.copied.synchronize()
-        # By numpy, because torch would wait for threads of its own.
+        # With numpy, because torch would wait for its own threads.
         np.stack(arrays, out=buffer.host.numpy())
         self._stream.wait_event(buffer.read)
         with torch.cuda.stream(self._stream):
@@ -41,11 +41,11 @@ class Mover:
 
 
 class _Buffer:
-    """Pinned memory, memory on the GPU, and events: when the one was copied to the other, when that was read."""
+    """Pinned memory, GPU memory, and events: when the one was copied to the other, and when that was read."""
 
     def __init__(self, shape: torch.Size, device: torch.device) -> None:
         self.host = torch.empty(shape, dtype=torch.int32, pin_memory=True)
         self.there = torch.empty(shape, dtype=torch.int32, device=device)
         self.copied, self.read = torch.cuda.Event(), torch.cuda.Event()
-        # This memory may have been someone else's, whose kernels are still to run.
+        # Kernels that use this memory's previous content may not have run yet.
         self.read.record(torch.cuda.current_stream(device))

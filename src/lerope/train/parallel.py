@@ -1,4 +1,4 @@
-"""Ranks, and how they share a model: torch's process groups, DDP and FSDP2, started by torchrun or not at all."""
+"""Ranks and how they share a model: torch's process groups, DDP and FSDP2, if started by torchrun."""
 
 import os
 from collections.abc import Callable
@@ -19,17 +19,17 @@ from lerope.rotary.encodings import Encoding
 
 Result = TypeVar("Result")
 
-# Gradients live in the buckets that travel, and buffers, the frequencies a run starts from, are the same everywhere.
+# Gradients live in the communicated buckets; buffers, a run's initial frequencies, are the same everywhere.
 _DDP: dict[str, Any] = {"gradient_as_bucket_view": True, "broadcast_buffers": False}
 
 
 class SharedError(ValueError):
-    """Raised on every rank alike, so that one of them need speak of it."""
+    """Raised on every rank, so only one needs to report it."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together."""
+    """This process among those training together."""
 
     rank: int
     num_ranks: int
@@ -38,7 +38,7 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes files and talks to people."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class Ranks:
         return values
 
     def on_main(self, function: Callable[[], Result]) -> Result:
-        """What the main rank's call returns, on every rank; what goes wrong there is raised on every rank."""
+        """What the main rank's call returns, on every rank; an error there is raised on every rank."""
         box: list[tuple[Any, str | None]] = [_attempt(function) if self.is_main else (None, None)]
         if dist.is_initialized():
             dist.broadcast_object_list(box, src=0)
@@ -67,7 +67,7 @@ class Ranks:
         return shared
 
     def together(self, function: Callable[[], Result]) -> Result:
-        """What this rank's call returns; what goes wrong on any rank is raised on every rank."""
+        """What this rank's call returns; an error on any rank is raised on every rank."""
         result, problem = _attempt(function)
         for rank, found in enumerate(self.gather(problem)):
             if found is not None:
@@ -77,7 +77,7 @@ class Ranks:
 
 
 def _attempt(function: Callable[[], Any]) -> tuple[Any, str | None]:
-    """The result, or what went wrong, to be told to other ranks; alone, it is simply raised."""
+    """The result, or the error, to be sent to other ranks; a single process simply raises it."""
     try:
         return function(), None
     except (ValueError, OSError) as error:
@@ -87,7 +87,7 @@ def _attempt(function: Callable[[], Any]) -> tuple[Any, str | None]:
 
 
 def usual_precision(device: str) -> Precision:
-    """What a run on this device is trained in unless told otherwise."""
+    """The default precision of a run on this device."""
     return "bf16" if _kind(device).startswith("cuda") else "float32"
 
 
@@ -96,21 +96,21 @@ def _kind(device: str) -> str:
 
 
 def start_ranks(device: str) -> Ranks:
-    """Joins the other processes if torchrun started this one, and takes a device."""
+    """Joins the other processes if torchrun started this one, and selects a device."""
     kind = _kind(device)
     try:
         chosen = torch.device(kind)
     except RuntimeError:
         raise ValueError(f"device must be auto, cpu, cuda or cuda:N; got {device!r}.") from None
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device must be one that is there; got {device!r}, and torch sees no CUDA device: use cpu.")
+        raise ValueError(f"device must exist; got {device!r}, but torch sees no CUDA device: use cpu.")
     if chosen.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be auto, cpu, cuda or cuda:N; got {device!r}.")
     if chosen.type == "cuda":
         index = int(os.environ.get("LOCAL_RANK", 0)) if chosen.index is None else chosen.index
         if index >= torch.cuda.device_count():
             raise ValueError(
-                f"device must be one that is there; got cuda:{index}, and torch sees {torch.cuda.device_count()}: "
+                f"device must exist; got cuda:{index}, but torch sees {torch.cuda.device_count()}: "
                 "start fewer ranks or name another."
             )
         chosen = torch.device("cuda", index)
@@ -131,20 +131,20 @@ class Replica:
     module: nn.Module
 
     def sync(self, last: bool) -> AbstractContextManager[Any]:
-        """Around a micro-batch: DDP adds ranks' gradients up after the last one, FSDP2 after each to save memory."""
+        """Around a micro-batch: DDP sums gradients over ranks after the last one, FSDP2 after each to save memory."""
         if last or not isinstance(self.module, nn.parallel.DistributedDataParallel):
             return nullcontext()
         return self.module.no_sync()
 
 
 def build(config: ModelConfig, encoding: Encoding, seed: int, setup: Setup, ranks: Ranks) -> Replica:
-    """Builds the model without memory, shards it, gives each rank its part, and fills it from the seed."""
+    """Builds the model without memory, shards it, allocates each rank's part, and fills it from the seed."""
     with torch.device("meta"):
         model = Transformer(config, encoding)
     model.use_kernel(setup.kernel)
     model.recompute = setup.recompute
     if compiles(setup, ranks):
-        # The last norm is one operator where kernels are fused; compiled, it would be given a gradient full of zeros.
+        # With fused kernels the last norm is one operator; compiled, it would receive a gradient full of zeros.
         fused = setup.kernel != "reference" and triton_obstacle(torch.empty(0, device=ranks.device)) is None
         for module in model.blocks if fused else (*model.blocks, model.norm):
             module.compile()
@@ -174,9 +174,9 @@ def captures(setup: Setup, ranks: Ranks) -> bool:
 
 
 def _shard(model: Transformer, parallel: Parallel, ranks: Ranks) -> None:
-    """FSDP2 over all ranks, or over those of a node with copies across nodes.
+    """FSDP2 over all ranks, or within each node with copies across nodes.
 
-    Parameters travel in float32: ranks then compute exactly what one process would, gains and frequencies included.
+    Parameters are gathered in float32, so ranks compute exactly what one process would, even gains and frequencies.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -184,7 +184,9 @@ def _shard(model: Transformer, parallel: Parallel, ranks: Ranks) -> None:
     kind, per_node = ranks.device.type, ranks.ranks_per_node
     if parallel == "hybrid":
         if ranks.num_ranks % per_node:
-            raise ValueError(f"hybrid needs as many ranks on every node; got {ranks.num_ranks} ranks, {per_node} here.")
+            raise ValueError(
+                f"hybrid needs equally many ranks on every node; got {ranks.num_ranks} ranks, {per_node} here."
+            )
         shape = (ranks.num_ranks // per_node, per_node)
         mesh = init_device_mesh(kind, shape, mesh_dim_names=("copy", "shard"))
     else:

@@ -1,4 +1,4 @@
-"""Records of a run: always as lines of JSON, on request in a tracker."""
+"""Records of a run: always as JSON lines, optionally in a tracker."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from lerope.train.trainer import Hook, Loop, Record
 
 
 class Records(Hook):
-    """Appends to metrics.jsonl and frequencies.jsonl, and passes metrics on to trackers; the main rank's hook alone."""
+    """Appends to metrics.jsonl and frequencies.jsonl, and passes metrics on to trackers; only on the main rank."""
 
     def __init__(
         self, path: Path, trackers: tuple[Tracker, ...], name: str, config: dict[str, Any], first: int = 0
@@ -22,7 +22,7 @@ class Records(Hook):
         """Opens everything.
 
         Args:
-            first: the step that a run goes on from.
+            first: the step that a run continues from.
         """
         self._sinks = {tracker: _open(tracker, path, name, config, first) for tracker in trackers}
         self._files = {kind: (path / kind).open("a", encoding="utf-8") for kind in (METRICS, HISTORY)}
@@ -35,8 +35,8 @@ class Records(Hook):
         for tracker, sink in list(self._sinks.items()) if values else []:
             try:
                 sink.log(values, record.step)
-            except Exception as error:  # whatever a service does, training goes on
-                warnings.warn(f"{tracker} stopped taking metrics ({error}); they go on in {METRICS}.", stacklevel=2)
+            except Exception as error:  # whatever a service does, training continues
+                warnings.warn(f"{tracker} stopped taking metrics ({error}); they are still in {METRICS}.", stacklevel=2)
                 del self._sinks[tracker]
 
     def sync(self) -> None:
@@ -51,7 +51,7 @@ class Records(Hook):
 
 
 def _values(record: Record) -> dict[str, float]:
-    """What a tracker shows of a record; of frequencies the log-scales, where all bands share one set."""
+    """What a tracker shows of a record; for frequencies, the log-scales if layers and heads share one set."""
     if isinstance(record, FrequencyRecord):
         scales = record.log_scales or []
         shared = all(isinstance(scale, float) for scale in scales)
@@ -60,13 +60,13 @@ def _values(record: Record) -> dict[str, float]:
 
 
 class Sink(Protocol):
-    """What a tracker has to do."""
+    """The interface of a tracker."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Takes the metrics of a step."""
 
     def close(self) -> None:
-        """Says that the run has ended."""
+        """Marks the end of the run."""
 
 
 class _TensorBoard:
@@ -93,7 +93,7 @@ class _Hosted:
         self._run = module.init(project="lerope", name=name, config=config, resume="allow", **self.options(path))
 
     def options(self, path: Path) -> dict[str, str]:
-        """What else tells the service that a run goes on."""
+        """What else tells the service that a run is resumed."""
         return {}
 
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -123,8 +123,8 @@ def _open(tracker: Tracker, path: Path, name: str, config: dict[str, Any], first
         sink: Sink = _SINKS[tracker](path, name, config, first)
     except ImportError:
         raise ValueError(
-            f"trackers: {tracker} is not installed; pip install 'lerope[{tracker}]', or leave it out."
+            f"trackers: {tracker} is not installed; run pip install 'lerope[{tracker}]' or omit it."
         ) from None
     except Exception as error:
-        raise ValueError(f"trackers: {tracker} cannot be started ({error}); mend that, or leave it out.") from None
+        raise ValueError(f"trackers: {tracker} cannot be started ({error}); fix that or omit it.") from None
     return sink

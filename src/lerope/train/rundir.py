@@ -1,4 +1,4 @@
-"""The run directory while a run trains in it: who may write there, whether it is the same run, where to go on."""
+"""The run directory during training: who may write there, whether it is the same run, where to resume."""
 
 import json
 from collections.abc import Iterator
@@ -15,17 +15,17 @@ from lerope.core.run import CHECKPOINTS, HISTORY, METRICS, MODEL, RUN, Identity,
 
 
 class RunDirectory:
-    """One run's folder, held by one process at a time."""
+    """One run's folder, locked by one process at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Creates the folder if need be and keeps other processes out of it."""
+        """Creates the folder if necessary and keeps other processes out of it."""
         with locked(self.path):
             if not is_run(self.path) and any(not path.name.startswith(".") for path in self.path.iterdir()):
-                raise ValueError(f"{self.path} holds other files and no {RUN}; name an empty or new folder with --out.")
+                raise ValueError(f"{self.path} has other files but no {RUN}; name an empty or new folder with --out.")
             yield
 
     @property
@@ -39,17 +39,17 @@ class RunDirectory:
         return self.path / MODEL
 
     def open(self, identity: Identity, start: Start) -> bool:
-        """Writes run.json, or checks that it is the same run and notes another start. Whether the run is finished."""
+        """Writes run.json, or checks that it is the same run and adds a start. Returns whether the run is finished."""
         run = read_run(self.path) if is_run(self.path) else Run(self.path, identity, False, now(), [])
         found = list(differences(asdict(run.identity), asdict(identity)))
         if found and self._has_begun():
-            raise ValueError(f"{self.path} is another run: {_difference(*found[0])}, or choose another --out.")
+            raise ValueError(f"{self.path} is a different run: {_difference(*found[0])}, or choose another --out.")
         if not run.finished:
             replace(run, identity=identity, starts=[*run.starts, start]).save()
         return run.finished
 
     def _has_begun(self) -> bool:
-        """Whether there is anything that another recipe would spoil."""
+        """Whether there is anything that another recipe would invalidate."""
         return any(self.checkpoints.glob("*")) or next(read_lines(self.path / METRICS), None) is not None
 
     def finish(self, model_sha256: dict[str, str]) -> None:
@@ -57,7 +57,7 @@ class RunDirectory:
         replace(read_run(self.path), finished=True, model_sha256=model_sha256).save()
 
     def rewind(self, step: int) -> None:
-        """Drops records after `step`, and damaged ones: the run goes on from there and writes them again."""
+        """Drops records after `step`, and damaged ones: the run resumes there and writes them again."""
         for name in (METRICS, HISTORY):
             path = self.path / name
             if path.exists():
@@ -72,16 +72,16 @@ def _step(record: dict[str, Any]) -> float:
 
 def _difference(field: str, old: Any, new: Any) -> str:
     if field == "data":
-        return "its data has another fingerprint; name the folder it was trained on"
+        return "its data has a different fingerprint; name the folder it was trained on"
     if field == "initial_frequencies":
-        return "its encoding started from other frequencies; restore the file they came from"
+        return "its encoding started from different frequencies; restore the file they came from"
     if field == "recipe.row_order":
-        return f"its {field} is {old!r}, in which no run is trained any more; remove it"
-    return f"its {field} is {old!r}, not {new!r}; give that to go on"
+        return f"its {field} is {old!r}, which is no longer trained; remove it"
+    return f"its {field} is {old!r}, not {new!r}; use that value to continue"
 
 
 def provenance() -> dict[str, Any]:
-    """Versions, machine and commit: what a reader needs to know where numbers come from."""
+    """Versions, machine and commit: what a reader needs to trace numbers."""
     return {
         **core.provenance(),
         "torch": torch.__version__,

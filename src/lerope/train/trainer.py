@@ -1,4 +1,4 @@
-"""The training loop: batches in, steps, and hooks for everything that goes on beside them."""
+"""The training loop: batches in, steps, and hooks for everything that happens alongside."""
 
 import math
 import time
@@ -15,23 +15,23 @@ Record = StepRecord | ValidationRecord | FrequencyRecord
 
 
 class Diverged(ValueError):  # noqa: N818 (what happened, like Stopped)
-    """A loss or gradient that is no number."""
+    """A loss or gradient is not finite."""
 
 
 @dataclass
 class Loop:
-    """Where training is. One object for all that changes from step to step; hooks read it, and may ask to stop."""
+    """The state of training. One object for all that changes between steps; hooks read it, and may ask to stop."""
 
     engine: Engine
     hooks: Sequence["Hook"]
     step: int
     """Steps finished."""
     stopping: bool = False
-    """Whether this is the last step, because somebody asked; on every rank alike."""
+    """Whether this is the last step, by request; the same on every rank."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """What each hook took, by its name."""
+    """Time spent in each hook, by name."""
     first_step_time: float | None = None
-    """When the first step's numbers were there, by `time.monotonic`."""
+    """When the first step's numbers arrived, in `time.monotonic`."""
 
     @property
     def is_last(self) -> bool:
@@ -44,29 +44,29 @@ class Loop:
             hook.take(self, record)
 
     def sync(self) -> None:
-        """Returns when what hooks have written has reached the disk."""
+        """Returns when everything hooks have written has reached the disk."""
         for hook in self.hooks:
             hook.sync()
 
 
 class Hook:
-    """Something that goes on beside the steps. Every rank has the same hooks, in the same order."""
+    """Something that happens alongside the steps. Every rank has the same hooks, in the same order."""
 
     name = ""
-    """What its time is counted under."""
+    """The name its time is recorded under."""
 
     def begin(self, loop: Loop) -> None:
         """Before the first step of this start."""
 
     def take(self, loop: Loop, record: Record) -> None:
-        """A record: of each step, once its numbers have come from the device, and whatever hooks publish."""
+        """A record: one per step, once its numbers have arrived from the device, and whatever hooks publish."""
 
     def is_due(self, loop: Loop) -> bool:
-        """Whether `act` is wanted after this step. The device is then waited for."""
+        """Whether to call `act` after this step. The host then waits for the device."""
         return False
 
     def act(self, loop: Loop) -> None:
-        """What it is due for."""
+        """What to do when due."""
 
     def sync(self) -> None:
         """Returns when everything it has written has reached the disk."""
@@ -79,8 +79,8 @@ class Trainer:
     """Runs an engine and its hooks.
 
     Args:
-        signals: one on any rank stops the run on all, after the step at hand.
-        peak_flops: what this kind of device can do at most, if that is known.
+        signals: one on any rank stops the run on all, after the current step.
+        peak_flops: this device's peak, if known.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Trainer:
         self.engine, self.hooks, self.signals, self.peak_flops = engine, hooks, signals, peak_flops
 
     def train(self, start: int) -> Loop:
-        """Trains from step `start` until the end of the recipe, or until asked to stop; where it is by then."""
+        """Trains from step `start` to the end of the recipe, or until asked to stop; returns the final state."""
         engine, loop = self.engine, Loop(self.engine, self.hooks, start)
         device, batches = engine.ranks.device, engine.loader.ahead(start, engine.recipe.steps)
         pending: tuple[Started, float] | None = None
@@ -105,7 +105,7 @@ class Trainer:
                 wait_s = time.perf_counter() - asked
                 started = engine.step(loop.step, batch, num_targets, self.signals.received is not None)
                 loop.step = started.step
-                # A GPU works on this step while the host reads the numbers of the one before.
+                # A GPU works on this step while the host reads the numbers of the previous one.
                 self._report(loop, pending)
                 pending = (started, wait_s)
                 if device.type == "cpu" or loop.stopping or any(hook.is_due(loop) for hook in self.hooks):
@@ -124,7 +124,7 @@ class Trainer:
         self._clock = Moment(self.engine.ranks.device)
 
     def _report(self, loop: Loop, pending: tuple[Started, float] | None) -> None:
-        """Publishes a step's numbers, and stops the loop if any rank was asked to."""
+        """Publishes a step's numbers, and stops the loop if any rank was asked to stop."""
         if pending is None:
             return
         started, wait_s = pending
@@ -137,9 +137,9 @@ class Trainer:
         flops = flops_per_token(recipe.model, recipe.row_length) * recipe.batch_tokens / seconds
         if not all(map(math.isfinite, (loss, norm, frequency_norm))):
             raise Diverged(
-                f"loss is {loss}, the gradient's norm {norm} and the frequencies' {frequency_norm} at step "
-                f"{started.step:,}: training has diverged; lower learning_rate in a new run, the last checkpoint is "
-                "whole."
+                f"loss is {loss}, gradient norm {norm} and frequency gradient norm {frequency_norm} at step "
+                f"{started.step:,}: training has diverged; lower learning_rate in a new run (the last checkpoint is "
+                "intact)."
             )
         loop.stopping |= stops > 0
         loop.publish(
