@@ -96,7 +96,7 @@ def test_the_interpreter_runs_only_what_asks_for_it_by_name(interpreted):
     assert choose("auto", x, frequencies=x).kernel == "reference"
     assert triton_obstacle(x, interpreted=True) is None
     assert "tensors are on cpu" in triton_obstacle(x)
-    with pytest.raises(ValueError, match=r"fused kernels take no torch\.float64"):
+    with pytest.raises(ValueError, match=r"fused kernels .*torch\.float64"):
         choose("triton", x.double(), frequencies=x)
 
 
@@ -146,7 +146,7 @@ def test_positions_spread_over_tokens_in_between(interpreted, shape):
     """One position for a whole row, or for rows of a middle dimension: the tables then do not lie as tokens do."""
     x, positions = torch.randn(2, 3, 5, 4, 16), torch.randint(0, 9, shape)
     rotation = lerope.Rotation(positions, THETA, kernel="triton")
-    with pytest.raises(ValueError, match=r"^kernel 'triton' cannot run here, because positions are spread over tokens"):
+    with pytest.raises(ValueError, match=r"^kernel 'triton' cannot run here, because positions"):
         rotation.turn(x)
     kernels_auto = lerope.Rotation(positions, THETA)
     torch.testing.assert_close(kernels_auto.turn(x).double(), rotated(x, positions, THETA), rtol=0, atol=1e-5)
@@ -156,7 +156,7 @@ def test_positions_spread_over_tokens_in_between_say_so(monkeypatch):
     x, positions = torch.randn(2, 3, 5, 4, 16), torch.randint(0, 9, (2, 1, 5))
     rotation = lerope.Rotation(positions, THETA)
     monkeypatch.setattr("lerope.rotary.rotate.choose", lambda *args, **options: Choice("triton"))
-    assert str(rotation.choice(x)) == "reference (positions are spread over tokens in between)"
+    assert str(rotation.choice(x)).startswith("reference (positions ")
     assert rotation.choice(x[:, 0]).kernel == "reference"
     assert rotation.choice(torch.randn(2, 1, 5, 4, 16)).kernel == "triton"
 
@@ -259,9 +259,7 @@ def test_transforms_and_forward_mode_take_the_reference(interpreted):
 
     with torch.autograd.forward_ad.dual_level():
         assert "forward-mode" in str(lerope.Rotation(positions, THETA).choice(x))
-        with pytest.raises(
-            ValueError, match=r"kernel 'triton' cannot run here, because fused kernels know no transforms"
-        ):
+        with pytest.raises(ValueError, match=r"kernel 'triton' cannot run here, because fused kernels .*torch\.func"):
             lerope.Rotation(positions, THETA, kernel="triton").choice(x)
     gradient = torch.func.grad(turn)(x)
     torch.testing.assert_close(gradient, 2 * x, rtol=1e-5, atol=1e-5)

@@ -1,1 +1,1 @@
-"""The rotary library: frequencies, encodings, rotation, extension, optimisation. Imports torch alone."""
+"""The rotary library: frequencies, encodings, rotation, extension, optimisation. Imports only torch."""

@@ -1,4 +1,4 @@
-"""frequencies.json: the small file in which a set of frequencies travels between people and programs."""
+"""frequencies.json: the small file that carries a set of frequencies between people and programs."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ from lerope.rotary.frequencies import SIZES, check_frequencies
 
 @dataclass(frozen=True, kw_only=True)
 class Frequencies:
-    """The content of a frequencies.json; the frequencies are the truth, log_scales are for reading."""
+    """The content of a frequencies.json; the frequencies are authoritative, log_scales are for readers."""
 
     head_dim: int
     rotary_dim: int
@@ -42,7 +42,7 @@ class Frequencies:
         try:
             values = self.tensor()
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"frequencies must be lists of numbers, all of one length ({error}).") from None
+            raise ValueError(f"frequencies must be lists of numbers, all of equal length ({error}).") from None
         check_shape(check_frequencies(values), rotary_dim // 2, self.sharing)
 
     def tensor(self) -> Tensor:
@@ -50,7 +50,7 @@ class Frequencies:
         return torch.tensor(self.frequencies, dtype=torch.float32, device="cpu")
 
     def fingerprint(self) -> str:
-        """A hash of every field: two files with one fingerprint rotate alike."""
+        """A hash of every field: two files with the same fingerprint rotate alike."""
         text = json.dumps(asdict(self), sort_keys=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -63,12 +63,12 @@ class Frequencies:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Frequencies":
-        """Reads and checks a file; whatever is wrong with it is one ValueError that names the file."""
+        """Reads and checks a file; anything wrong with it raises one ValueError that names the file."""
         return read_signed(Path(path), cls, "save it with encoding.save(path)")
 
 
 def check_shape(frequencies: Tensor, bands: int, sharing: Sharing) -> None:
-    """Raises unless the dimensions of `frequencies` are those of `sharing`."""
+    """Raises unless the dimensions of `frequencies` match `sharing`."""
     if frequencies.ndim != len(SIZES[sharing]) + 1 or frequencies.shape[-1] != bands:
         shape = ", ".join((*SIZES[sharing], str(bands)))
         raise ValueError(

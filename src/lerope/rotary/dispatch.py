@@ -27,14 +27,14 @@ class Choice(NamedTuple):
 
 
 def choose(kernel: Kernel, *tensors: Tensor, frequencies: Tensor) -> Choice:
-    """What will turn these tensors; raises where `triton` was asked for and cannot."""
+    """Picks what turns these tensors; raises if `triton` was requested but cannot run."""
     if kernel == "reference":
         return Choice("reference", "asked for")
     reason = triton_obstacle(*tensors, frequencies, interpreted=kernel == "triton")
     if reason is None and frequencies.dtype != torch.float32:
         reason = f"the frequencies are {frequencies.dtype}"
     if reason is None and frequencies.ndim > 2 and frequencies.requires_grad:
-        reason = "frequencies that learn have more than two dimensions"
+        reason = "learned frequencies have more than two dimensions"
     if reason is None:
         return Choice("triton")
     if kernel == "triton":
@@ -46,17 +46,17 @@ def triton_obstacle(*tensors: Tensor, interpreted: bool = False) -> str | None:
     """What keeps Triton kernels from taking these tensors; None if nothing does.
 
     Args:
-        interpreted: whether Triton's interpreter will do, which takes tensors on the CPU.
+        interpreted: whether Triton's interpreter, which takes CPU tensors, will do.
     """
     if not _HAS_TRITON:
         return "triton is not installed"
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        return "fused kernels know no transforms of torch.func and no forward-mode gradients"
+        return "fused kernels support neither torch.func transforms nor forward-mode gradients"
     for tensor in tensors:
         if hasattr(tensor, "full_tensor"):
-            return "fused kernels take no DTensor"
+            return "fused kernels do not take DTensors"
         if tensor.device.type != "cuda" and not (interpreted and _INTERPRETED):
             return f"fused kernels need a CUDA device and the tensors are on {tensor.device.type}"
         if tensor.dtype not in _DTYPES:
-            return f"fused kernels take no {tensor.dtype}"
+            return f"fused kernels do not take {tensor.dtype}"
     return None

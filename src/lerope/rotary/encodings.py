@@ -1,6 +1,6 @@
 """NoPE, RoPE, p-RoPE, LeRoPE and frozen frequencies: modules that own frequencies and nothing else.
 
-Every encoding maps (q, k, positions) to rotated (q, k). What it owns is float32 for good: no cast, no autocast and no
+Every encoding maps (q, k, positions) to rotated (q, k). What it owns stays float32: no cast, no autocast and no
 trip through the meta device changes a frequency.
 """
 
@@ -87,20 +87,20 @@ class Encoding(nn.Module):
         Args:
             q, k: (..., length, heads, head_dim); head counts may differ, either may be None.
             positions: integers that broadcast to (..., length), or one integer, the first token's position.
-            layer: which layer asks; needed only where layers have frequencies of their own.
+            layer: the calling layer; needed only where layers have their own frequencies.
         """
         rotation = self.rotation(self._check(q, k, positions), layer)
         return None if q is None else rotation.turn(q, "q"), None if k is None else rotation.turn(k, "k")
 
     def _check(self, q: Tensor | None, k: Tensor | None, positions: Tensor | int) -> Tensor:
-        """The positions as a tensor, after a look at all three."""
+        """Checks all three and returns the positions as a tensor."""
         given = [check_heads(name, x, self.head_dim) for name, x in (("q", q), ("k", k)) if x is not None]
         if not given:
             raise ValueError("q and k are both None; pass at least one of them.")
         if given[0].shape[-3] != given[-1].shape[-3]:
             raise ValueError(
-                f"q and k must have one length, because they share positions; got {given[0].shape[-3]} and "
-                f"{given[-1].shape[-3]}, rotate new keys before they join the cache."
+                f"q and k must have the same length, because they share positions; got {given[0].shape[-3]} and "
+                f"{given[-1].shape[-3]}; rotate new keys before they join the cache."
             )
         return as_positions(positions, given[0])
 
@@ -180,7 +180,7 @@ class Encoding(nn.Module):
         return values[layer]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Encoding":
-        """Lets casts and moves change the device alone; widening to float64 is allowed, for gradient checks."""
+        """Lets casts and moves change only the device; widening to float64 is allowed, for gradient checks."""
         theta_is_lost, learned_is_lost = self.theta.is_meta, any(p.is_meta for p in self.parameters())
 
         def pinned(tensor: Tensor) -> Tensor:
@@ -326,14 +326,14 @@ class LeRoPE(Encoding):
         encoding = cls(head_dim or 2 * bands, parametrization=parametrization, rotary_dim=2 * bands, layout=layout)
         encoding.base = base
         encoding._initial_theta = theta.detach().to("cpu", torch.float32, copy=True)
-        # As in FrozenRoPE these frequencies are state: they follow from no base.
+        # As in FrozenRoPE these frequencies are state: no base yields them.
         encoding.register_buffer("theta", encoding.theta, persistent=True)
         encoding.reset_parameters()
         return encoding
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "LeRoPE":
-        """A LeRoPE that goes on learning from a frequencies.json that a LeRoPE or RoPE wrote."""
+        """A LeRoPE that continues learning from a frequencies.json written by a LeRoPE or RoPE."""
         saved = Frequencies.load(path)
         if saved.base is None:
             raise ValueError(f"{path}: base is null, so there is no RoPE to scale; use FrozenRoPE.load.")
@@ -387,7 +387,7 @@ class FrozenRoPE(Encoding):
 
 
 def assign(parameter: Any, value: Tensor) -> None:
-    """parameter[:] = value, which every rank has whole; of a sharded parameter each keeps its part."""
+    """parameter[:] = value, which every rank holds in full; each keeps its part of a sharded parameter."""
     value = value.to(parameter.device)
     if hasattr(parameter, "full_tensor"):
         from torch.distributed.tensor import distribute_tensor

@@ -15,7 +15,7 @@ from lerope.rotary.frequencies import check_frequencies, geometric
 
 Method = Literal["none", "pi", "ntk_by_parts", "yarn", "dominant_band"]
 
-# Bands with fewer turns over the train length than the first are interpolated, with more than the second kept.
+# Bands with fewer turns over the train length than the first are interpolated, those with more than the second kept.
 SLOW_TURNS, FAST_TURNS = 1.0, 32.0
 
 
@@ -44,12 +44,12 @@ def extend(
         frequencies: (..., bands), radians per token; zeros stay zero.
         train_length: the row length of training, in tokens.
         length: the length the model will see, or a tensor with one length per document.
-        method: `none`; `pi` slows all bands by s; `ntk_by_parts` slows bands the more the fewer turns they made in
-            training; `yarn` is ntk_by_parts and a temperature; `dominant_band` slows one band alone.
+        method: `none`; `pi` slows all bands by s; `ntk_by_parts` slows bands more the fewer turns they made in
+            training; `yarn` is ntk_by_parts and a temperature; `dominant_band` slows only one band.
         dominant_band: which band that is.
         temperature: c in logit_scale = (c ln(length / train_length) + 1)^2, for `yarn` and `dominant_band`; 0 for none.
         index_ramp_base: ramp linearly over band *indices*, found from this RoPE base, instead of over turns. That is
-            what Hugging Face and the engines call YaRN. Right for a fixed RoPE of this base alone, and not used by the
+            what Hugging Face and the engines call YaRN. Right only for a fixed RoPE of this base, and not used by the
             paper; here so that the two can be compared.
     """
     check_choice("method", method, Method)

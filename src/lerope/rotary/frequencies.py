@@ -20,7 +20,7 @@ SIZES: dict[Sharing, tuple[str, ...]] = {
     "layer_head": ("num_layers", "num_heads"),
 }
 
-# A band that turns by less than this over the train length carries no position worth speaking of.
+# A band that turns by less than this over the train length carries no useful position.
 DEAD_TURNS = 0.01
 
 
@@ -29,7 +29,7 @@ def check_frequencies(frequencies: object, look: bool = True) -> Tensor:
     if not isinstance(frequencies, Tensor):
         raise ValueError(f"frequencies must be a tensor; got {type(frequencies).__name__}.")
     if frequencies.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"frequencies must be float32 or float64, fewer bits ruin phases; got {frequencies.dtype}.")
+        raise ValueError(f"frequencies must be float32 or float64 (fewer bits ruin phases); got {frequencies.dtype}.")
     if frequencies.ndim == 0 or frequencies.shape[-1] == 0:
         raise ValueError(f"frequencies must have bands in the last dimension; got shape {tuple(frequencies.shape)}.")
     if look and not frequencies.is_meta and not bool(frequencies.isfinite().all()):
@@ -71,10 +71,10 @@ def learned(theta: Tensor, alpha: Tensor, parametrization: Parametrization) -> T
 
 
 def alpha_for(frequencies: Tensor, theta: Tensor, parametrization: Parametrization) -> Tensor:
-    """The alpha at which `learned` returns `frequencies`, exactly so for theta itself."""
+    """The alpha at which `learned` returns `frequencies`, exactly for theta itself."""
     if parametrization == "direct":
         return frequencies.clone()
-    # Where theta is zero and shall stay so the ratio is not a number.
+    # Where theta is zero and must stay so, the ratio is not a number.
     scale = torch.where(frequencies == theta, 1.0, frequencies.double() / theta.double())
     return (scale.log() if parametrization == "log" else scale).to(theta.dtype)
 

@@ -22,15 +22,15 @@ def rotary(
     k_gain: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """Turns q and k, after an RMS norm where there are gains; new contiguous tensors, an empty one for a k of None.
+    """Turns q and k, after an RMS norm where there are gains; returns new contiguous tensors, empty for a k of None.
 
     Args:
         q, k: (..., length, heads, head_dim), of any strides.
         frequencies: (bands,) or (key heads, bands); only their gradient passes through here.
         cos, sin: float32 tables, (entries, 1 or key heads, bands).
         index: each token's entry in the tables; without it token t has entry t modulo the number of entries.
-        offsets: float32, what each token's share in the gradient of the frequencies is multiplied with: its position
-            from any origin of its document. One for each token, or one for each entry.
+        offsets: float32 factors of each token's share in the gradient of the frequencies: its position from any origin
+            of its document. One per token, or one per entry.
         half: the layout.
         q_gain, k_gain: (head_dim,) each, or None for no norm.
         eps: the norm's.
@@ -55,9 +55,9 @@ def rotary_backward(
     eps: float,
     learn: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q and k, and sums of which `gradients` makes those of frequencies and gains.
+    """Gradients of q and k, and sums from which `gradients` makes those of frequencies and gains.
 
-    `saved` is the input where there is a norm, else the output, and there only needed to `learn` frequencies.
+    `saved` is the input where there is a norm, else the output, then needed only to `learn` frequencies.
     """
     if not learn and q_gain is None:
         q_out, k_out = turn(q_grad, k_grad, cos, sin, index, half, None, None, eps, back=True)

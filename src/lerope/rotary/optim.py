@@ -24,13 +24,13 @@ def frequency_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def param_groups(
     model: nn.Module, lr: float, weight_decay: float, frequency_lr: float | None = None
 ) -> list[dict[str, Any]]:
-    """Optimizer groups: decayed matrices, undecayed rest, and the frequencies on their own without decay.
+    """Optimizer groups: decayed matrices, the undecayed rest, and the frequencies on their own without decay.
 
     Embeddings, gains and biases are not decayed. Every trainable parameter is in exactly one group; empty groups are
     left out.
 
     Args:
-        frequency_lr: learning rate of the frequencies; that of the model unless given, as in the paper.
+        frequency_lr: learning rate of the frequencies; the model's unless given, as in the paper.
     """
     for field, value in (("lr", lr), ("weight_decay", weight_decay), ("frequency_lr", frequency_lr)):
         if value is not None and check_number(field, value) < 0:
@@ -58,7 +58,7 @@ class GradientNorms(NamedTuple):
 
 
 def clip_grad_norm_(model: nn.Module, max_norm: float, frequency_max_norm: float = 1.0) -> GradientNorms:
-    """Clips the gradients of the frequencies and those of everything else, each by their own global norm.
+    """Clips the gradients of the frequencies and those of everything else, each by its own global norm.
 
     Works on plain tensors, on DTensors of any mesh, and on both in one model.
     """
@@ -67,13 +67,13 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, frequency_max_norm: float
             raise ValueError(f"{field} must be positive; got {value!r}.")
     frequencies = frequency_parameters(model)
     rest = [p for name, p in model.named_parameters() if name not in frequencies]
-    # The norm of no gradients is a zero where the others are, because moving it there would wait for the device.
+    # The norm of no gradients is a zero on the others' device, because moving it there would wait for the device.
     device = next((p.device for p in model.parameters()), None)
     return GradientNorms(_clip(rest, max_norm, device), _clip(frequencies.values(), frequency_max_norm, device))
 
 
 def _clip(parameters: Iterable[nn.Parameter], max_norm: float, device: torch.device | None) -> Tensor:
-    # One norm cannot mix plain tensors with DTensors or meshes with each other, so each kind gives a number of its own.
+    # One norm cannot mix plain tensors with DTensors or meshes with each other, so each kind gives its own number.
     kinds: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
@@ -92,8 +92,8 @@ def check_gradients(model: nn.Module, *inputs: Any, **kwargs: Any) -> dict[str, 
 
     Fused kernels and library code often return no gradient for frequencies, or only part of it, and training goes on
     without a word. Call this once after building a model, before wrapping it: it runs the model forward and backward,
-    and where all is float32 compares the gradient with finite differences. In 16 bits or in a distributed run it only
-    looks for gradients that are missing. After a `backward()` of your own, call it without inputs and it looks at the
+    and where everything is float32 compares the gradient with finite differences. In 16 bits or in a distributed run
+    it only looks for missing gradients. After a `backward()` of your own, call it without inputs and it looks at the
     gradients that are there.
 
     Args:
@@ -187,7 +187,7 @@ def _objective(model: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]
             output = model(*inputs, **kwargs)
         except Exception as error:
             raise ValueError(
-                f"model could not be run ({type(error).__name__}: {error}); pass it inputs that it takes: "
+                f"model could not be run ({type(error).__name__}: {error}); pass inputs that it takes: "
                 "check_gradients(model, *inputs)."
             ) from error
         outputs = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point()]

@@ -42,7 +42,7 @@ def rotate(
             GPT-NeoX and Phi; p-RoPE instead spans the whole head and gives slow bands frequency zero.
         kernel: the fused Triton kernel where it can run (auto), that kernel or an error (triton), or plain torch.
     """
-    # On a GPU a look at the values would stop the queue, in a compiled graph it would break the graph.
+    # On a GPU, looking at the values would stall the queue; in a compiled graph it would break the graph.
     look = getattr(frequencies, "device", None) == torch.device("cpu") and not torch.compiler.is_compiling()
     check_frequencies(frequencies, look)
     return _rotation(x, positions, frequencies, layout, rotary_dim, kernel).turn(x)
@@ -58,7 +58,7 @@ def rerotate(
     """
     old, new = check_frequencies(old).detach(), check_frequencies(new).detach()
     if old.shape[-1] != new.shape[-1]:
-        raise ValueError(f"old and new must have one number of bands; got {old.shape[-1]} and {new.shape[-1]}.")
+        raise ValueError(f"old and new must have the same number of bands; got {old.shape[-1]} and {new.shape[-1]}.")
     rotation = _rotation(k, positions, new, layout, rotary_dim, "reference")
     positions = as_positions(positions, k)
     phases = _phases(positions, new).double() - _phases(positions, old).double()
@@ -104,7 +104,7 @@ class Rotation:
     """cos and sin for one set of positions: built once per forward pass, called by every layer.
 
     An opaque class on purpose: FSDP and DDP cast the float tensors they find in tuples and dataclasses to the
-    mixed-precision dtype, which would ruin the tables without a word.
+    mixed-precision dtype, which would silently ruin the tables.
     """
 
     __slots__ = ("cos", "frequencies", "head_dim", "index", "kernel", "layout", "offsets", "sin")
@@ -122,7 +122,7 @@ class Rotation:
         """Builds the tables.
 
         Args:
-            head_dim: given where more dimensions than the 2 * bands that turn make a head.
+            head_dim: given where a head has more dimensions than the 2 * bands that turn.
             origin: subtracted from the positions where the gradient of the frequencies is summed, and only there.
                 Attention depends on differences of positions alone, so any origin per document gives the same
                 gradient, and the document's centre gives it with the least rounding noise.
@@ -134,10 +134,10 @@ class Rotation:
         check_choice("kernel", kernel, Kernel)
         self.frequencies = check_frequencies(frequencies, look=False)
         if check_positions(positions).ndim == 0:
-            raise ValueError("positions must have a length dimension here; got a single integer, pass a range of them.")
+            raise ValueError("positions must have a length dimension here; got a single integer; pass a range.")
         if positions.device != frequencies.device:
             raise ValueError(
-                f"positions must be on {frequencies.device}, where the frequencies are; got {positions.device}, move "
+                f"positions must be on {frequencies.device}, where the frequencies are; got {positions.device}; move "
                 "the encoding to the model's device."
             )
         self.layout, self.kernel = layout, kernel
@@ -153,7 +153,7 @@ class Rotation:
                 positions = torch.arange(length, device=positions.device)
         phases = _phases(positions, frequencies).detach()
         if self.index is not None:
-            # One more entry, for positions that are not as promised.
+            # One more entry, for positions that break the promise.
             phases = functional.pad(phases, (0, 0, 0, 0, 0, 1), value=math.nan)
         self.cos, self.sin = phases.cos(), phases.sin()
 
@@ -181,7 +181,7 @@ class Rotation:
     def fused(self, q: Tensor, k: Tensor, q_norm: nn.RMSNorm, k_norm: nn.RMSNorm) -> Arguments | None:
         """What the fused kernel needs, besides q and k, to turn them after their norms; None if it cannot."""
         if type(self) is not Rotation or any(type(norm) is not nn.RMSNorm for norm in (q_norm, k_norm)):
-            return None  # something of its own to do
+            return None  # a subclass with work of its own
         gains, eps = (q_norm.weight, k_norm.weight), q_norm.eps
         fits = eps and eps > 0 and eps == k_norm.eps and all(g is not None and g.shape == q.shape[-1:] for g in gains)
         same = q.shape[:-2] == k.shape[:-2] and q.dtype == k.dtype
@@ -207,15 +207,15 @@ class Rotation:
         return _apply(x.unflatten(-2, (num_sets, -1)), *tables, half, -4).flatten(-3, -2)
 
     def choice(self, *tensors: Tensor) -> Choice:
-        """Which kernel turns these tensors, and why; raises where one asked for by name cannot."""
+        """Which kernel turns these tensors, and why; raises if one requested by name cannot run."""
         chosen = choose(self.kernel, *tensors, frequencies=self.frequencies)
         if chosen.kernel == "triton" and self.index is None and not self._lies_along(tensors[0]):
             if self.kernel == "triton":
                 raise ValueError(
-                    "kernel 'triton' cannot run here, because positions are spread over tokens in between; give every "
+                    "kernel 'triton' cannot run here, because positions broadcast over inner dimensions; give every "
                     "token its position, or leave the kernel at 'auto'."
                 )
-            return Choice("reference", "positions are spread over tokens in between")
+            return Choice("reference", "positions broadcast over inner dimensions")
         return chosen
 
     def _lies_along(self, x: Tensor) -> bool:
@@ -224,7 +224,7 @@ class Rotation:
         return lead == tuple(x.shape[:-2])[x.ndim - 2 - len(lead) :]
 
     def _lead(self) -> tuple[int, ...]:
-        """What the positions' shape was, without ones in front."""
+        """The positions' original shape, without leading ones."""
         lead = tuple(self.cos.shape[:-2])
         while len(lead) > 1 and lead[0] == 1:
             lead = lead[1:]
@@ -262,13 +262,13 @@ class Rotation:
         pairs = zip(reversed(lead), reversed(wanted), strict=False)
         if len(lead) > len(wanted) or any(a != 1 and a != b for a, b in pairs):
             raise ValueError(
-                f"positions must broadcast to {tuple(wanted)}, what {name} of shape (..., length, heads, head_dim) has "
-                f"before its heads; got {tuple(lead)}."
+                f"positions must broadcast to {tuple(wanted)}, the dimensions of {name} before heads and head_dim; "
+                f"got {tuple(lead)}."
             )
 
 
 def as_positions(positions: Tensor | int, x: Tensor) -> Tensor:
-    """Positions as a tensor with a length: a single integer is the position of the first of x's tokens."""
+    """Positions as a tensor with a length: a single integer is the position of x's first token."""
     if isinstance(positions, int) and not isinstance(positions, bool):
         return torch.arange(positions, positions + x.shape[-3], device=x.device)
     positions = check_positions(positions)
@@ -280,7 +280,7 @@ def check_positions(positions: object) -> Tensor:
     if not isinstance(positions, Tensor):
         raise ValueError(f"positions must be a tensor of integers; got {positions!r}.")
     if positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool:
-        raise ValueError(f"positions must be integers; got {positions.dtype}, pass positions.long().")
+        raise ValueError(f"positions must be integers; got {positions.dtype}; pass positions.long().")
     return positions
 
 
@@ -302,7 +302,7 @@ def _rotation(
     if 2 * frequencies.shape[-1] != rotary_dim:
         raise ValueError(
             f"frequencies must have {rotary_dim // 2} bands to turn {rotary_dim} dimensions of each head; "
-            f"got {frequencies.shape[-1]}. To turn the first dimensions alone, pass rotary_dim."
+            f"got {frequencies.shape[-1]}. To turn only the first dimensions, pass rotary_dim."
         )
     return Rotation(as_positions(positions, x), frequencies, layout, x.shape[-1], kernel=kernel)
 
@@ -332,14 +332,14 @@ def _turned(x: Tensor, both: Tensor, sin: Tensor, half: bool, out: Tensor | None
 
 
 def _torque(out: Tensor, grad: Tensor, cos: Tensor, half: bool) -> Tensor:
-    """dL/dphase = grad . J out, summed down to the shape of the tables; it needs the rotated output alone."""
+    """dL/dphase = grad . J out, summed down to the shape of the tables; it needs only the rotated output."""
     a, b = _split(out.to(cos.dtype), cos.shape[-1], half)
     grad_a, grad_b = _split(grad.to(cos.dtype), cos.shape[-1], half)
     return torch.addcmul(grad_b * a, grad_a, b, value=-1).sum_to_size(cos.shape)
 
 
 def _tiles(x: Tensor, cos: Tensor, token_dim: int) -> list[tuple[int, int]]:
-    """(start, number) of the tokens the CPU takes at a time; nothing where all go at once."""
+    """(start, number) of the tokens the CPU takes at a time; empty where all go at once."""
     length = x.shape[token_dim]
     eager_cpu = x.device.type == "cpu" and not torch.compiler.is_compiling()
     if not eager_cpu or x.numel() <= _TILE_ELEMENTS or cos.shape[token_dim] != length:
@@ -362,7 +362,7 @@ class _Rotate(torch.autograd.Function):
         tiles = _tiles(x, cos, token_dim)
         if not tiles:
             out = _turned(x.to(wide), both, sin, half)
-            # torch 2.11 compiles a forward that ends in a cast to the dtype it has to gradients of zero, silently.
+            # torch 2.11 silently compiles a forward that ends in a cast to its own dtype to gradients of zero.
             return out if wide == x.dtype else out.to(x.dtype)
         out = torch.empty_like(x)
         buffers = torch.empty((2, *x.narrow(token_dim, *tiles[0]).shape), dtype=wide) if wide != x.dtype else ()

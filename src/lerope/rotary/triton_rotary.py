@@ -16,14 +16,14 @@ from torch import Tensor
 
 try:
     from triton.language.extra.cuda import gdc_wait
-except ImportError:  # a Triton for GPUs of another maker, on which nothing starts early
+except ImportError:  # a Triton for another vendor's GPUs, where nothing starts early
     gdc_wait = None
 
 # Iterations of it that are in flight at once.
 _STAGES = 3
 # The tile of a program that adds up their sums.
 _SUM_ROWS, _SUM_COLUMNS = 512, 4
-# Elements of a token that one program takes at most; more heads go to further programs.
+# The most elements of a token that one program takes; further heads go to other programs.
 _MAX_ELEMENTS = 8192
 
 
@@ -31,7 +31,7 @@ _MAX_ELEMENTS = 8192
 def _pair(start, inside, BANDS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, HALF: tl.constexpr):
     """Both numbers of every pair, float32, from pointers (tokens, heads, 1) to the heads' first dimensions.
 
-    First those of the BANDS; what else a head has is then taken in pairs too, the last of which may lack its second.
+    First those of the BANDS, then the rest of the head, also in pairs, the last of which may lack its second.
     """
     if HALF:
         pair = tl.arange(0, PADDED)[None, None, :]
@@ -68,7 +68,7 @@ def _places(BANDS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr):
         first = pair
         second = pair + BANDS
     else:
-        # Neighbours come in runs, none across a seam. Triton does not see them by itself and would read one by one.
+        # Neighbours come in runs, none across a seam. Triton does not see this by itself and would read one by one.
         RUN: tl.constexpr = (BANDS | PAIRS | 16) & -(BANDS | PAIRS | 16)
         first = tl.max_contiguous(tl.multiple_of(tl.where(pair < BANDS, pair, pair + BANDS), RUN), RUN)
         second = tl.max_contiguous(tl.multiple_of(pair + tl.where(pair < BANDS, BANDS, PAIRS), RUN), RUN)
@@ -82,7 +82,7 @@ def _angles(
 ):  # fmt: skip
     """cos and sin of each pair, (tokens, 1 or heads, pairs), and each token's entry in the tables.
 
-    Pairs behind the bands turn by nothing. Only an inf in one of them is not left alone: its partner becomes NaN.
+    Pairs after the bands do not turn. Only an inf in one of them has an effect: its partner becomes NaN.
     """
     if HAS_INDEX:
         row = tl.load(index + token, mask=here, other=0)
@@ -119,7 +119,7 @@ def _of_all(terms):
 
 @triton.jit
 def _tokens_left(token, num_tokens, FULL: tl.constexpr):
-    """Which tokens there are; where blocks are FULL all, and masks then cost nothing."""
+    """Which tokens exist: all where blocks are FULL, and masks then cost nothing."""
     if FULL:
         here = tl.full((1, 1, 1), True, tl.int1)
     else:
@@ -231,8 +231,8 @@ def _backward_part(
             grad_a = grad_a * (gain_a * scale) - a * pull
             grad_b = grad_b * (gain_b * scale) - b * pull
             if LEARN:
-                # The output again, rounded as it was: with other numbers than those that attention saw, what queries
-                # and keys turn each other by would not cancel.
+                # The output again, rounded as it was: with numbers other than those attention saw, what queries and
+                # keys turn each other by would not cancel.
                 a, b = _turned(a * scale * gain_a, b * scale * gain_b, c, s)
                 a = a.to(grad.dtype.element_ty).to(tl.float32)
                 b = b.to(grad.dtype.element_ty).to(tl.float32)
@@ -240,7 +240,7 @@ def _backward_part(
             # Of the rotated output, so that the incoming gradient goes with it as it is.
             turning += (turned_b * a - turned_a * b) * offset
         _put_pair(target, grad_a, grad_b, inside, BANDS, DIM, PADDED, HALF)
-    # A row of sums for each program: of the frequencies, of its heads where these have their own, and of the gain.
+    # A row of sums for each program: of the frequencies, of its heads where they have their own, and of the gain.
     band = tl.arange(0, PADDED)
     own: tl.constexpr = BANDS * (PADDED_HEADS if SETS > 1 else 1) * LEARN
     place = sums + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * (own + DIM * NORM)
@@ -314,7 +314,7 @@ def turn(
     q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, index: Tensor | None, half: bool, q_gain: Tensor | None,
     k_gain: Tensor | None, eps: float, back: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """What `rotary` gives, or with `back` its inverse; nothing of meaning for a k of None."""
+    """What `rotary` gives, or with `back` its inverse; meaningless for a k of None."""
     size = Size(q, k, cos, index, half, q_gain)
     outs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, q if k is None else k)]
     views = [_strided(x) for x in (q, q if k is None else k)]
@@ -337,7 +337,7 @@ def turn_back(
     cos: Tensor, sin: Tensor, index: Tensor | None, offsets: Tensor, half: bool, q_gain: Tensor | None,
     k_gain: Tensor | None, eps: float, learn: bool,
 ) -> Tensor:  # fmt: skip
-    """Fills `out`, which may be `grad`, with the gradients of q and k; the sums that `rotary_backward` gives.
+    """Fills `out`, which may be `grad`, with the gradients of q and k; returns the sums of `rotary_backward`.
 
     Tokens of `out` lie evenly, each with its heads side by side. It may be `grad` because a tile has more pairs than
     threads: only one reads an element, and what is written there needs what it read.
@@ -433,7 +433,7 @@ def _power(number: int) -> int:
 
 
 def num_programs(size: "Size") -> int:
-    """Programs that share the tokens of a backward pass: measured, not the GPU's, so that sums are the same on all."""
+    """Programs that share the tokens of a backward pass: measured, not the GPU's, so that sums agree on all GPUs."""
     if size.sets > 1:
         return 792 if size.norm else 1056
     if size.norm:
