@@ -7,15 +7,14 @@ import json
 import os
 import threading
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from lerope.core.files import (
-    LOCK,
     differences,
-    is_locked,
-    locked,
+    put,
     read_json,
     read_lines,
     read_signed,
@@ -24,6 +23,7 @@ from lerope.core.files import (
     write_signed,
     write_whole,
 )
+from lerope.core.locks import LOCK, is_locked, locked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +156,24 @@ def test_a_folder_takes_the_place_of_another_whole(tmp_path):
             assert not (tmp_path / "folder" / "inner" / f"{number}").exists()
     assert [path.name for path in (tmp_path / "folder" / "inner").iterdir()] == ["2"]
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_folder_that_cannot_be_replaced_is_not_lost(tmp_path, monkeypatch):
+    """Between two folders neither is in its place for a moment; a crash just then leaves the old one beside it."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "old").write_text("")
+    (tmp_path / "new").mkdir()
+    replace = Path.replace
+
+    def crash(path, target):
+        if path.name == "new":
+            raise OSError(errno.EIO, "crash")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", crash)
+    with pytest.raises(OSError, match="crash"):
+        put(tmp_path / "new", tmp_path / "folder")
+    assert (tmp_path / ".folder.replaced" / "old").is_file()
 
 
 def test_what_a_killed_writer_left_is_swept(tmp_path):

@@ -16,7 +16,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from lerope.core.files import locked, parse_json
+from lerope.core.files import parse_json
+from lerope.core.locks import locked
 from lerope.core.run import Identity, Run, is_run, read_run
 from tests.made_runs import START
 

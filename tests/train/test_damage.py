@@ -119,7 +119,7 @@ def test_other_data_is_refused(data, tmp_path, straight):
     from tests.data.corpora import write_corpus
 
     other = write_corpus(tmp_path / "other", {"train": [90] * 20, "validation": [30] * 3})
-    with pytest.raises(ValueError, match="its data has .* fingerprint"):
+    with pytest.raises(ValueError, match=r"its data has .* fingerprint"):
         tiny_run(other, straight, steps=24)
 
 

@@ -1,26 +1,25 @@
-"""Files: written whole or not at all, read into a typed object or one error, in folders locked by one process."""
+"""Files: written whole or not at all, read into a typed object or one error."""
 
-import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
-import time
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 Kind = TypeVar("Kind")
 SignedKind = TypeVar("SignedKind", bound="Signed")
 
-LOCK = ".lock"
 # The ending of a file's or folder's name while it is being written.
 _WRITING = ".writing"
+_REPLACED = ".replaced"
 _WORDS = {
     "object": "an object",
     "array": "a list",
@@ -29,9 +28,6 @@ _WORDS = {
     "str": "text",
     "bool": "true or false",
 }
-# A process that only checks whether a folder is locked takes less than this.
-_PATIENCE_S = 1.0
-_RETRY_S = 0.05
 
 
 def sha256_of(path: Path) -> str:
@@ -50,12 +46,56 @@ def whole(path: Path) -> Iterator[Path]:
     _remove(partial)
     try:
         yield partial
-        for each in (*(partial.rglob("*") if partial.is_dir() else ()), partial):
-            _sync(each)
-        if partial.is_dir():
-            _remove(path)
-        partial.replace(path)
-        _sync(path.parent)
+        put(partial, path)
+    finally:
+        _remove(partial)
+
+
+def put(partial: Path, path: Path) -> None:
+    """Replaces `path` by what was written at `partial`, once all of it has reached the disk.
+
+    A folder cannot replace another in one step: a crash just then leaves the old one beside it, as `.NAME.replaced`.
+    """
+    for each in (*(partial.rglob("*") if partial.is_dir() else ()), partial):
+        _sync(each)
+    aside = path.with_name(f".{path.name}{_REPLACED}")
+    if partial.is_dir() and path.is_dir():
+        _remove(aside)
+        path.replace(aside)
+    partial.replace(path)
+    _sync(path.parent)
+    _remove(aside)
+
+
+@contextmanager
+def staged(folder: Path, last: str, replaces: str = "") -> Iterator[Path]:
+    """A folder to write into, whose files are moved into `folder` at the end.
+
+    Until then `folder` stays as it was. Other files in it stay for good.
+
+    Args:
+        last: the file that is moved last, without which nobody can read the folder. It is absent while others move, so
+            that a kill in between leaves no folder that mixes old and new files and looks whole.
+        replaces: a pattern of names: where new files match it, old ones that match are removed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
+    try:
+        yield partial
+        files = [path for path in partial.rglob("*") if path.is_file()]
+        for path in files:
+            _sync(path)
+        if (partial / last).is_file():
+            (folder / last).unlink(missing_ok=True)
+        if any(re.fullmatch(replaces, path.name) for path in partial.iterdir()):
+            for path in folder.iterdir():
+                if re.fullmatch(replaces, path.name):
+                    path.unlink()
+        for path in sorted(files, key=lambda path: path.name == last):
+            target = folder / path.relative_to(partial)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(target)
+        _sync(folder)
     finally:
         _remove(partial)
 
@@ -200,46 +240,10 @@ def differences(old: Any, new: Any, field: str = "") -> Iterator[tuple[str, Any,
         yield field, old, new
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Creates a folder and keeps every other process out of it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK).open("a")
-    except OSError as error:
-        raise ValueError(f"out must be a writable folder; got {folder} ({error.strerror}).") from None
-    with lock:
-        deadline = time.monotonic() + _PATIENCE_S
-        while not _lock(lock, fcntl.LOCK_EX):
-            if time.monotonic() >= deadline:
-                raise ValueError(f"{folder} is in use by another process; wait for it, or use another folder.")
-            time.sleep(_RETRY_S)
-        for left in folder.glob(f".*{_WRITING}"):
-            _remove(left)  # left by a process that was killed
-        yield
-
-
-def is_locked(folder: Path) -> bool:
-    """Whether a process has locked a folder. Writes nothing; False if locks are not supported."""
-    try:
-        with (folder / LOCK).open("rb") as lock:
-            return not _lock(lock, fcntl.LOCK_SH)
-    except (OSError, ValueError):
-        return False
-
-
-def _lock(file: IO[Any], kind: int) -> bool:
-    """Locks a file, unless another process has it locked."""
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        raise ValueError(
-            f"{Path(file.name).parent} cannot be locked ({error.strerror}); use a file system with locks (for Lustre, "
-            "mounted with flock)."
-        ) from None
-    return True
+def sweep(folder: Path) -> None:
+    """Removes what killed processes were writing in a folder; only for who has it locked."""
+    for left in folder.glob(f".*{_WRITING}"):
+        _remove(left)
 
 
 def _remove(path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lerope.core.files import locked, write_whole
+from lerope.core.files import write_whole
+from lerope.core.locks import locked
 from lerope.core.run import TOKENIZER
 from lerope.core.signals import Signals, Stopped
 from lerope.core.terminal import Display

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from lerope.core.files import locked
+from lerope.core.locks import locked
 from lerope.results import Arrays, RunResult
 from lerope.train.parallel import Ranks
 

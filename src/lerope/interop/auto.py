@@ -25,9 +25,9 @@ from transformers import (
 )
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
+from lerope.core.files import staged
 from lerope.core.ladder import ModelConfig
 from lerope.core.run import CONFIG
-from lerope.interop.files import staged
 from lerope.interop.tokenizer import Pieces, tokenizer_files
 from lerope.model.saved import load_model, save_model
 from lerope.model.transformer import Transformer

@@ -8,7 +8,6 @@ lerope.export("runs/52M-lerope-42", "served/", length=8192)         with YaRN to
 import contextlib
 import json
 import os
-import shutil
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,9 +19,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lerope.core.checks import check_choice, check_count
+from lerope.core.files import whole
 from lerope.core.run import CONFIG, FREQUENCIES, RUN, WEIGHTS, provenance, read_run
 from lerope.interop.apertus import apertus_config, apertus_frequencies, apertus_weights, extended_frequencies
-from lerope.interop.files import flush
 from lerope.interop.longrope import longrope_config
 from lerope.interop.temperature import folded
 from lerope.interop.tokenizer import Pieces, tokenizer_files
@@ -115,10 +114,10 @@ def export(
     elif isinstance(model_or_run_dir, Transformer):
         source = _in_memory(model_or_run_dir, request)
     else:
-        with _whole(target) as folder:
+        with _folder(target) as folder:
             _export_converted(model_or_run_dir, folder, request)
         return target
-    with _whole(target) as folder:
+    with _folder(target) as folder:
         _export_ladder(source, folder, request)
     return target
 
@@ -348,17 +347,13 @@ def _check_target(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _whole(target: Path) -> Iterator[Path]:
-    """A folder to write into that takes the target's place at the end, or vanishes."""
+def _folder(target: Path) -> Iterator[Path]:
+    """A folder to write into that becomes the target at the end, or vanishes."""
     target = target.resolve()
-    partial = target.with_name(f".{target.name}.exporting-{os.getpid()}")
-    try:
-        partial.mkdir(parents=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with whole(target) as partial:
+        partial.mkdir()
         yield partial
-        flush(partial)
-        partial.replace(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def read_export(folder: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lerope.core.files import whole
 from lerope.core.run import FREQUENCIES
 from lerope.interop.apertus import XIELU
 from lerope.interop.export_hf import read_export
@@ -160,8 +161,7 @@ def put_factors(path: Path, target: Path, folder: Path | None) -> None:
     if folder is not None:
         frequencies, attention_factor = Frequencies.load(folder / FREQUENCIES), read_export(folder)["attention_factor"]
         _check_fit(reader, path, architecture, frequencies)
-    partial = target.with_name(f".{target.name}.partial")
-    try:
+    with whole(target) as partial:
         writer = gguf.GGUFWriter(partial, architecture)
         for field in reader.fields.values():
             if field.name.startswith("GGUF.") or field.name == "general.architecture" or ".rope.scaling." in field.name:
@@ -181,9 +181,6 @@ def put_factors(path: Path, target: Path, folder: Path | None) -> None:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _check_fit(reader: Any, path: Path, architecture: str, frequencies: Frequencies) -> None:

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lerope.core.encoding import Layout
+from lerope.core.files import staged
 from lerope.core.run import CONFIG
-from lerope.interop.files import staged
 from lerope.interop.longrope import longrope_config
 from lerope.rotary.encodings import Encoding, FrozenRoPE, LeRoPE, assign
 

@@ -4,7 +4,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from lerope.core.files import differences, is_locked, parse_object
+from lerope.core.files import differences, parse_object
+from lerope.core.locks import is_locked
 from lerope.core.run import METRICS, RESULTS, RUN, Run, read_run
 from lerope.launch.measured import is_measured
 from lerope.launch.study import PlannedRun

@@ -6,8 +6,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from lerope.core.files import differences, locked
+from lerope.core.files import differences
 from lerope.core.ladder import ModelConfig, rung, total_parameters
+from lerope.core.locks import locked
 from lerope.core.recipe import Setup, recipe
 from lerope.core.run import provenance
 from lerope.core.signals import Stopped

@@ -4,7 +4,6 @@
 each file's hash, the step, and the run it belongs to. Any number of ranks can load it.
 """
 
-import os
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 from torch.optim import Optimizer
 
-from lerope.core.files import read_json, sha256_of, write_json
+from lerope.core.files import put, read_json, sha256_of, write_json
 from lerope.train.parallel import Ranks
 
 MARK = "checkpoint.json"
@@ -93,9 +92,7 @@ class Store:
 
         def commit() -> None:
             write_json(partial / MARK, mark)
-            shutil.rmtree(path, ignore_errors=True)
-            partial.replace(path)
-            _sync_folder(folder)
+            put(partial, path)
             for old in _steps(folder)[: -self.keep]:
                 shutil.rmtree(old, ignore_errors=True)
 
@@ -173,14 +170,6 @@ def _read_mark(path: Path) -> Mark | None:
         return read_json(path / MARK, Mark, "")
     except ValueError:
         return None
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager

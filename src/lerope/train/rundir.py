@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from lerope.core import run as core
-from lerope.core.files import differences, locked, read_lines, write_whole
+from lerope.core.files import differences, read_lines, write_whole
+from lerope.core.locks import locked
 from lerope.core.run import CHECKPOINTS, HISTORY, METRICS, MODEL, RUN, Identity, Run, Start, is_run, now, read_run
 
 
