@@ -218,9 +218,10 @@ class _Run:
             last_start=Timeline(
                 num_steps=num_steps,
                 total_seconds=0.1 * num_steps + 40,
-                first_step_seconds=20.0,
-                step_seconds=0.1 * num_steps,
+                phases={"start": 4.0, "data": 1.0, "model": 2.0, "first step": 13.0, "finish": 1.0},
                 hook_seconds={"validation": 8.0, "checkpoints": 2.0, "frequencies": 1.0},
+                median_step_seconds=0.1,
+                step_share=0.1 * num_steps / (0.1 * num_steps + 40),
             ),
         )
         self.save("training", training)

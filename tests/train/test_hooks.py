@@ -3,12 +3,14 @@
 import gzip
 import json
 import threading
+import time
 
 import pytest
 
 from lerope.core.run import FrequencyRecord, StepRecord, ValidationRecord
 from lerope.results import Training
 from lerope.train.checkpoint import Store
+from lerope.train.engine import Engine
 from lerope.train.trainer import Hook
 from tests.train.runs import StopAt, metrics, same, tiny_run
 
@@ -103,11 +105,25 @@ def test_a_profile_is_a_trace_of_some_steps(data, tmp_path):
     assert (tmp_path / "short" / "profile" / "rank0.json.gz").is_file()
 
 
-def test_the_timeline_says_where_the_time_went(data, tmp_path):
+def test_the_timeline_does_not_count_compilation_as_a_step(data, tmp_path, monkeypatch, capsys):
+    """A first step that takes a second is a phase of its own; the share of steps is of what a usual one takes."""
+    step = Engine.step
+
+    def slow(self, number, *rest):
+        time.sleep(1.0 if number == 0 else 0.0)
+        return step(self, number, *rest)
+
+    monkeypatch.setattr(Engine, "step", slow)
     tiny_run(data, tmp_path / "run", {"checkpoint_steps": 4, "validation_steps": 4}, steps=12)
     found = Training.load(tmp_path / "run" / "results" / "training.json").last_start
     assert found["num_steps"] == 12
+    assert list(found["phases"]) == ["start", "data", "model", "first step", "finish"]
     assert set(found["hook_seconds"]) == {"validation", "frequencies", "checkpoints"}
-    parts = found["step_seconds"] + sum(found["hook_seconds"].values())
-    assert 0 < parts < found["total_seconds"] - found["first_step_seconds"] + found["step_seconds"]
-    assert 0 < found["first_step_seconds"] < found["total_seconds"]
+    assert found["phases"]["first step"] > 1.0
+    assert 0 < found["median_step_seconds"] < 0.5
+    assert found["step_share"] == pytest.approx(12 * found["median_step_seconds"] / found["total_seconds"])
+    known = sum(found["phases"].values()) + sum(found["hook_seconds"].values())
+    steps = sum(record["seconds"] for record in metrics(tmp_path / "run") if "loss" in record)
+    # The first step's own time is in its phase.
+    assert known + steps - 1.0 < found["total_seconds"] + 0.1
+    assert f"{found['step_share']:.1%} of it steps" in capsys.readouterr().out

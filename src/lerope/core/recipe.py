@@ -198,7 +198,7 @@ class Setup:
     """How many of the newest checkpoints to keep."""
     validation_steps: int = 500
     """Steps between validations; the last step is always validated."""
-    frequency_records: int = 1000
+    frequency_records: int = 250
     """How many records of the frequencies a run keeps, at most; a short run keeps one per step."""
     profile: bool = False
     """Record a few steps with torch's profiler in RUN/profile/rank0.json.gz, for Perfetto."""

@@ -11,12 +11,15 @@ class Timeline(TypedDict):
 
     num_steps: int
     total_seconds: float
-    first_step_seconds: float | None
-    """Until the numbers of the first step were there: imports, data, compilation, that step; None without one."""
-    step_seconds: float
-    """Of all steps, the first included."""
+    phases: dict[str, float]
+    """Seconds of what comes before and after the loop: start (imports), data, model (the choice of kernels included),
+    first step (compilation included), finish (the model's files)."""
     hook_seconds: dict[str, float]
-    """Of what steps wait for: validation, frequencies, checkpoints (a copy of the state, where a thread writes it)."""
+    """What steps wait for: validation, frequencies, checkpoints (a copy of the state, where a thread writes it)."""
+    median_step_seconds: float | None
+    """Of the steps after the first; None without any."""
+    step_share: float | None
+    """How much of the time was steps: their number times the median, so that compilation does not count as one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ import os
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -16,15 +15,15 @@ import torch.distributed as dist
 from lerope.core.files import sha256_of
 from lerope.core.ladder import flops_per_token, total_parameters
 from lerope.core.recipe import Recipe, Setup
-from lerope.core.run import PROFILE, RESULTS, Identity, Metrics, Start, read_metrics, read_run
+from lerope.core.run import PROFILE, RESULTS, WEIGHTS, Identity, Start, read_metrics, read_run
 from lerope.core.signals import Signals
-from lerope.core.terminal import Display, process_start, readable
+from lerope.core.terminal import Display, readable
 from lerope.data.loader import Loader
 from lerope.data.shards import Corpus
 from lerope.model import accounting, attention, gpus
 from lerope.model.saved import save_model
 from lerope.model.spec import build_encoding
-from lerope.results import Timeline, Training
+from lerope.results import Training
 from lerope.rotary.dispatch import choose
 from lerope.rotary.encodings import Encoding
 from lerope.train.checkpoint import Store
@@ -33,6 +32,7 @@ from lerope.train.hooks import Checkpoints, Frequencies, Profile, Progress, Vali
 from lerope.train.parallel import Ranks, captures, compiles, start_ranks
 from lerope.train.records import Records
 from lerope.train.rundir import RunDirectory, provenance
+from lerope.train.timeline import Clock, summary
 from lerope.train.trainer import Hook, Loop, Trainer
 
 # Tokens per forward pass on a CPU, where more gain nothing.
@@ -69,6 +69,8 @@ def train(
         setup: how this machine should do it.
         hooks: your own, called before validation and checkpoints; the same on every rank.
     """
+    clock = Clock()
+    clock.mark("start")
     setup = setup or Setup()
     if recipe.row_order != "shuffled":
         raise ValueError(
@@ -93,6 +95,7 @@ def train(
         return corpus, encoding, loader, _micro_batch_rows(recipe, setup, ranks)
 
     corpus, encoding, loader, micro_batch_rows = ranks.together(open_all)
+    clock.mark("data")
     fingerprints = {"data": corpus.manifest.fingerprint(), "initial_frequencies": encoding.artifact().fingerprint()}
     identity = Identity(recipe=recipe, **fingerprints)
     start = Start(
@@ -114,13 +117,14 @@ def train(
             _say(ranks, _finished(run, loss))
             return Outcome(run.path, recipe.steps, True, loss, None)
         engine = Engine(recipe, setup, loader, encoding, ranks, micro_batch_rows)
+        clock.mark("model")
         _say(ranks, describe(recipe, corpus, ranks, micro_batch_rows, setup))
         _say(ranks, f"kernels  {engine.kernels()}")
         with _explained(engine, run):
-            return _carry_out(engine, corpus, run, hooks)
+            return _carry_out(engine, corpus, run, hooks, clock)
 
 
-def _carry_out(engine: Engine, corpus: Corpus, run: RunDirectory, own_hooks: Sequence[Hook]) -> Outcome:
+def _carry_out(engine: Engine, corpus: Corpus, run: RunDirectory, own_hooks: Sequence[Hook], clock: Clock) -> Outcome:
     recipe, setup, ranks = engine.recipe, engine.setup, engine.ranks
     digest = ranks.on_main(lambda: read_run(run.path).digest)
     store = Store(run.checkpoints, digest, ranks, setup.keep_checkpoints)
@@ -146,6 +150,9 @@ def _carry_out(engine: Engine, corpus: Corpus, run: RunDirectory, own_hooks: Seq
         if setup.profile:
             hooks.append(Profile(run.path / PROFILE / f"rank{ranks.rank}.json.gz"))
         loop = Trainer(engine, hooks, signals, peak).train(first)
+    if loop.first_step_time is not None:
+        clock.mark("first step", loop.first_step_time)
+    clock.skip()
     loss = ranks.on_main(lambda: read_metrics(run.path).validation_loss)
     if not loop.is_last:
         _say(ranks, f"stopped at step {loop.step:,} with a checkpoint; continue with:\n  {resume_command()}")
@@ -153,12 +160,18 @@ def _carry_out(engine: Engine, corpus: Corpus, run: RunDirectory, own_hooks: Seq
     weights = engine.weights()
     frequencies = engine.model.encoding.artifact(recipe.row_length)
 
-    def finish() -> None:
+    def finish() -> str:
         save_model(run.model, recipe.model, weights, frequencies, corpus.tokenizer_path)
-        _summary(run, recipe, loop, first).save(run.path / RESULTS / "training.json")
-        run.finish({file.name: sha256_of(file) for file in sorted(run.model.iterdir())})
+        # config.json has the hash of the weights, which need not be read once more.
+        files = sorted(file for file in run.model.iterdir() if file.name != WEIGHTS)
+        hashes = {file.name: sha256_of(file) for file in files}
+        clock.mark("finish")
+        result = _result(run, recipe, loop, first, clock)
+        result.save(run.path / RESULTS / "training.json")
+        run.finish(hashes)
+        return summary(result.last_start)
 
-    ranks.on_main(finish)
+    _say(ranks, ranks.on_main(finish))
     _say(ranks, _finished(run, loss))
     return Outcome(run.path, loop.step, True, loss, None)
 
@@ -260,7 +273,7 @@ def _micro_batch_rows(recipe: Recipe, setup: Setup, ranks: Ranks) -> int:
     )
 
 
-def _summary(run: RunDirectory, recipe: Recipe, loop: Loop, first: int) -> Training:
+def _result(run: RunDirectory, recipe: Recipe, loop: Loop, first: int, clock: Clock) -> Training:
     """The content of `results/training.json`."""
     metrics = read_metrics(run.path)
     seconds = sum(record.seconds for record in metrics.steps)
@@ -275,19 +288,7 @@ def _summary(run: RunDirectory, recipe: Recipe, loop: Loop, first: int) -> Train
         seconds=seconds,
         wait_share=sum(record.wait_seconds for record in metrics.steps) / seconds,
         peak_memory_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
-        last_start=_timeline(metrics, loop, first),
-    )
-
-
-def _timeline(metrics: Metrics, loop: Loop, first: int) -> Timeline:
-    """How the command that finished the run spent its time."""
-    begun, first_step = process_start(), loop.first_step_time
-    return Timeline(
-        num_steps=loop.step - first,
-        total_seconds=time.monotonic() - begun,
-        first_step_seconds=None if first_step is None else first_step - begun,
-        step_seconds=sum(record.seconds for record in metrics.steps if record.step > first),
-        hook_seconds=loop.seconds,
+        last_start=clock.timeline([each for each in metrics.steps if each.step > first], loop.seconds),
     )
 
 

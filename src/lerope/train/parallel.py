@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lerope.core.ladder import ModelConfig
 from lerope.core.recipe import Parallel, Precision, Setup
 from lerope.model.init import init_weights
+from lerope.model.kernels.packages import keep_compiled
 from lerope.model.transformer import Transformer
 from lerope.rotary.dispatch import triton_obstacle
 from lerope.rotary.encodings import Encoding
@@ -144,6 +145,7 @@ def build(config: ModelConfig, encoding: Encoding, seed: int, setup: Setup, rank
     model.use_kernel(setup.kernel)
     model.recompute = setup.recompute
     if compiles(setup, ranks):
+        keep_compiled("torch")
         # With fused kernels the last norm is one operator; compiled, it would receive a gradient full of zeros.
         fused = setup.kernel != "reference" and triton_obstacle(torch.empty(0, device=ranks.device)) is None
         for module in model.blocks if fused else (*model.blocks, model.norm):

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -96,7 +96,7 @@ class Trainer:
         with ExitStack() as ended:
             ended.callback(batches.close)
             for hook in self.hooks:
-                ended.callback(hook.end, loop)
+                ended.callback(self._timed, hook, hook.end, loop)
                 hook.begin(loop)
             self._clock = Moment(device)
             while not loop.is_last and not loop.stopping:
@@ -118,10 +118,17 @@ class Trainer:
     def _act(self, hook: Hook, loop: Loop) -> None:
         if not hook.is_due(loop):
             return
-        begun = time.monotonic()
-        hook.act(loop)
-        loop.seconds[hook.name] = loop.seconds.get(hook.name, 0.0) + time.monotonic() - begun
+        self._timed(hook, hook.act, loop)
         self._clock = Moment(self.engine.ranks.device)
+
+    @staticmethod
+    def _timed(hook: Hook, act: Callable[[Loop], None], loop: Loop) -> None:
+        begun = time.monotonic()
+        try:
+            act(loop)
+        finally:
+            if hook.name:
+                loop.seconds[hook.name] = loop.seconds.get(hook.name, 0.0) + time.monotonic() - begun
 
     def _report(self, loop: Loop, pending: tuple[Started, float] | None) -> None:
         """Publishes a step's numbers, and stops the loop if any rank was asked to stop."""

@@ -8,7 +8,12 @@ import pytest
 
 from lerope.model.kernels import packages
 
-NAMES = ("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", "QUACK_CACHE_DIR")
+NAMES = (
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
+    "QUACK_CACHE_DIR",
+    "TORCHINDUCTOR_CACHE_DIR",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +39,19 @@ def test_what_libraries_compile_is_kept_in_the_cache_folder(tmp_path, monkeypatc
         "flash-attn-4",
         "quack-kernels",
     ]
+
+
+def test_what_torch_compiles_is_found_again_by_another_process(tmp_path):
+    """By itself torch keeps it where machines keep nothing."""
+    code = (
+        "import torch; from lerope.model.kernels.packages import keep_compiled; keep_compiled('torch'); "
+        "from torch._dynamo.utils import counters; "
+        "torch.compile(lambda x: (x * 2 + 1).sin())(torch.ones(8)); print(counters['inductor']['fxgraph_cache_hit'])"
+    )
+    command = [sys.executable, "-c", code]
+    hits = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    assert hits == ["0\n", "1\n"]
+    assert any((tmp_path / "lerope" / "compiled" / "torch").iterdir())
 
 
 def test_nothing_is_made_for_a_package_that_is_not_there(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ import torch
 _KEPT = {
     "flash-attn-4": ("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", {"FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1"}),
     "quack-kernels": ("QUACK_CACHE_DIR", {}),
+    "torch": ("TORCHINDUCTOR_CACHE_DIR", {}),  # by itself in the machine's folder for temporary files
 }
 _LIBRARIES = ("cutlass", "quack", "flash_attn")
 
@@ -34,7 +35,7 @@ def version(package: str) -> str | None:
 @cache
 def import_obstacle(package: str, module: str) -> str | None:
     """What goes wrong when a module that needs this package is imported; None if nothing does."""
-    _keep_compiled(package)
+    keep_compiled(package)
     _hush()
     try:
         import_module(module)
@@ -49,8 +50,8 @@ def gpu_obstacle(device: torch.device, least: int = 9) -> str | None:
     return None if major >= least else f"it needs compute capability {least}.0 and this GPU has {major}.{minor}"
 
 
-def _keep_compiled(package: str) -> None:
-    """Has a kernel library keep what it compiles, so that a second run need not wait for it."""
+def keep_compiled(package: str) -> None:
+    """Has a library keep what it compiles, so that a second run need not wait for it."""
     if package not in _KEPT or version(package) is None:
         return
     variable, others = _KEPT[package]
