@@ -105,7 +105,8 @@ def test_a_study_in_processes_of_its_own(capsys, data, tmp_path, monkeypatch):
     ):
         assert "1 of 1 runs failed, as said above" in called(capsys, *args, code=1)
         shown = called(capsys, *args, "--status")
-        assert f"{run.name}: studies/mine-demo/{run.name} has another run: {problem}" in shown
+        assert f"{run.name}: studies/mine-demo/{run.name} " in shown
+        assert problem in shown
         assert "2/2" in shown
     assert read_run(run).starts == started
 
@@ -113,7 +114,7 @@ def test_a_study_in_processes_of_its_own(capsys, data, tmp_path, monkeypatch):
 def test_a_failure_is_reported_and_ends_with_1(capsys, data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "lerope.launch.local.carry_out", lambda study, *args: {study.runs[0].name: "train ended with 2: no."}
+        "lerope.launch.local.carry_out", lambda study, *args: {study.runs[0].name: "train exited with 2: no."}
     )
     error = called(capsys, "ladder", "p", "--demo", "--data", data, code=1)
     assert error == "1 of 4 runs failed, as said above; logs are in studies/p-demo/logs.\n"

@@ -198,7 +198,7 @@ def test_a_study_of_one_s_own(tmp_path, monkeypatch):
         ("nowhere_at_all:mine", "cannot be imported"),
         ("own_study.py:wrong", "must return a lerope.launch.study.Study; got int"),
         ("own_study.py:number", "must name a function; got int"),
-        ("own", "study must be one of main, seeds, .* or file.py:function of your own; got 'own'"),
+        ("own", "study must be one of main, seeds, .* file.py:function; got 'own'"),
     ):
         with pytest.raises(ValueError, match=sentence):
             study_named(spec)
@@ -206,13 +206,13 @@ def test_a_study_of_one_s_own(tmp_path, monkeypatch):
 
 def test_what_cannot_be_a_study():
     run = PlannedRun(rung="52M", encoding="rope")
-    with pytest.raises(ValueError, match="two runs are called 52M-rope-42; give one of them a suffix"):
+    with pytest.raises(ValueError, match="52M-rope-42; give one of them a suffix"):
         Study(name="s", sentence="?", runs=[run, replace(run, changes={"steps": 3})])
     late = PlannedRun(rung="52M", encoding="frozen", after="52M-lerope-42")
     with pytest.raises(ValueError, match="needs 52M-lerope-42, which must be an earlier run"):
         Study(name="s", sentence="?", runs=[late, *grid(["52M"], ["lerope"])])
     for bad in ({"encoding": "frozen"}, {"encoding": "rope", "after": "x"}):
-        with pytest.raises(ValueError, match="after must name a run for the encoding 'frozen' and for no other"):
+        with pytest.raises(ValueError, match=r"after must name a run .*'frozen'"):
             PlannedRun(rung="52M", **bad)
     with pytest.raises(ValueError, match=r"changes must be what `lerope train` takes: steps, .*; got 'eps'"):
         PlannedRun(rung="52M", encoding="rope", changes={"eps": 1e-6})

@@ -74,9 +74,9 @@ def test_a_run_that_diverged_is_remembered(tmp_path):
 
 def test_another_sweep_s_folder_is_refused(tmp_path):
     sweep(tmp_path, {"recipe": {"steps": 10}}, ["rope"], 17, Planted(), print)
-    with pytest.raises(ValueError, match=r"is another sweep: its recipe.steps is 10, not 20; choose another --out\."):
+    with pytest.raises(ValueError, match=r"its recipe.steps is 10, not 20; .*another --out"):
         sweep(tmp_path, {"recipe": {"steps": 20}}, ["rope"], 17, Planted(), print)
-    with pytest.raises(ValueError, match="encodings must be one or more, each once"):
+    with pytest.raises(ValueError, match="encodings must be"):
         sweep(tmp_path, {}, ["rope", "rope"], 17, Planted(), print)
 
 

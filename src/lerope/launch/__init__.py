@@ -1,1 +1,1 @@
-"""Many runs: searches for a learning rate, and studies."""
+"""Many runs: learning-rate searches and studies."""

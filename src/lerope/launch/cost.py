@@ -1,4 +1,4 @@
-"""What a study costs before any of it is spent: training and `lerope eval`, but not needles and extrapolation."""
+"""What a study will cost: training and `lerope eval`, but not needles and extrapolation."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ from lerope.core.ladder import block_parameters, flops_per_token
 from lerope.data.hub import VALIDATION_TOKENS
 from lerope.launch.study import PlannedRun, Study
 
-# `lerope eval` computes in float32, for which A100, H100 and H200 have a fifteenth of their bfloat16 peak: 19.5 of 312
+# `lerope eval` computes in float32, where A100, H100 and H200 reach a fifteenth of their bfloat16 peak: 19.5 of 312
 # and 67 of 989 TFLOP/s in NVIDIA's data sheets.
 FLOAT32_SLOWDOWN = 15
 
@@ -24,15 +24,15 @@ class RunCost:
     compute: int
     """6 N_ne D, the paper's C."""
     flops: int
-    """What the hardware really has to do in training."""
+    """What the hardware actually computes in training."""
     eval_tokens: int
     """Tokens that `lerope eval` scores."""
     eval_flops: int
-    """The same in FLOPs, a third of those of training for each token. In float32."""
+    """The same in FLOPs, a third of training's per token. In float32."""
 
 
 def run_costs(study: Study, validation_tokens: int = VALIDATION_TOKENS) -> list[RunCost]:
-    """The cost of each run of a study, with a validation split of so many tokens."""
+    """The cost of each run of a study, with a validation split of this many tokens."""
     costs = []
     for run in study.runs:
         recipe = run.recipe(Path())
@@ -56,7 +56,7 @@ def run_costs(study: Study, validation_tokens: int = VALIDATION_TOKENS) -> list[
 
 
 def _eval_tokens(run: PlannedRun, validation_tokens: int) -> int:
-    """All validation tokens for each `eval` of a run, or as many as it is told to take."""
+    """All validation tokens for each `eval` of a run, up to its --max-tokens."""
     total = 0
     for command, *words in run.measure:
         if command == "eval":

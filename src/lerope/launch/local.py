@@ -1,4 +1,4 @@
-"""Runs a study on this machine: every run a process of its own, several at once, the run directories its only state."""
+"""Runs a study on this machine: every run in its own process, several at once, with run directories the only state."""
 
 import os
 import subprocess
@@ -19,16 +19,16 @@ LOGS = "logs"
 Place = dict[str, str]
 """Environment variables that give a run its GPU or its threads."""
 Task = tuple[Command | None, list[str]]
-"""What a command measures, None for training; and its arguments."""
+"""What a command measures (None for training), and its arguments."""
 
 _POLL_S = 0.1
 
 
 def places(at_once: int | None) -> list[Place]:
-    """Where runs can go: one to each GPU; on a CPU one after the other, or `at_once` with equal shares of its cores.
+    """Where runs can go: one per GPU; on a CPU one at a time, or `at_once` with equal shares of its cores.
 
     Args:
-        at_once: how many runs at once; on GPUs at most as many as there are.
+        at_once: how many runs at once; at most the number of GPUs, if any.
     """
     import torch
 
@@ -53,16 +53,16 @@ def carry_out(
     where: Sequence[Place],
     program: Sequence[str] = (sys.executable, "-m", "lerope"),
 ) -> dict[str, str]:
-    """Trains and measures all runs of a study that are not finished; returns what went wrong, by run.
+    """Trains and measures all unfinished runs of a study; returns what went wrong, by run.
 
-    A run that fails leaves the others alone. Raises Stopped after a signal, once every child has saved its work.
+    A failed run does not affect the others. Raises Stopped after a signal, once every child has saved its work.
 
     Args:
         study: what to run.
         data: a folder that `lerope data prepare` wrote.
         out: the study's folder: run directories, and logs/RUN.log.
-        where: a run at a time goes to each of these.
-        program: what the arguments of a command are given to.
+        where: each of these takes one run at a time.
+        program: the program that takes a command's arguments.
     """
     (out / LOGS).mkdir(parents=True, exist_ok=True)
     with Display() as display, Signals() as signals:
@@ -70,7 +70,7 @@ def carry_out(
         try:
             while queue.advance():
                 if signals.received is not None:
-                    display.say("asked to stop: waiting for the running ones to save their work")
+                    display.say("asked to stop: waiting for active runs to save their work")
                     raise Stopped(signals.received)
                 display.show(queue.describe())
                 time.sleep(_POLL_S)
@@ -80,7 +80,7 @@ def carry_out(
 
 
 class _Queue:
-    """Runs that wait, run and are done."""
+    """Waiting, active and finished runs."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class _Queue:
         self.failed: dict[str, str] = {}
 
     def advance(self) -> bool:
-        """Looks after processes that ended and starts what can start; whether anything is left to do."""
+        """Handles processes that ended and starts what can start; returns whether anything is left to do."""
         for work in list(self._working):
             if work.poll():
                 continue
@@ -112,7 +112,7 @@ class _Queue:
         for run in list(self._waiting):
             try:
                 self._consider(run)
-            except ValueError as error:  # a run directory that is damaged, or another run's
+            except ValueError as error:  # a run directory that is damaged or belongs to another run
                 self._fail(run, str(error))
         return bool(self._working or self._waiting)
 
@@ -126,7 +126,7 @@ class _Queue:
         self._working.clear()
 
     def describe(self) -> str:
-        """One line for people."""
+        """A progress line."""
         parts = [f"{len(self._finished)} of {len(self._runs)} runs finished"]
         if self.failed:
             parts.append(f"{len(self.failed)} failed")
@@ -178,10 +178,10 @@ class _Queue:
             _, loss = last_records(self._out / name)
             self._say(f"{name}: finished" + (f", validation loss {loss:.4f}" if loss is not None else ""))
         elif in_use(self._out / name):
-            self._waiting.append(work.run)  # another process was faster; it is waited for
+            self._waiting.append(work.run)  # another process was faster; wait for it
         else:
             self._fail(
-                work.run, f"{work.doing} ended with {work.process.returncode}: {_last_line(Path(work.log.name))}"
+                work.run, f"{work.doing} exited with {work.process.returncode}: {_last_line(Path(work.log.name))}"
             )
 
     def _fail(self, run: PlannedRun, why: str) -> None:
@@ -191,7 +191,7 @@ class _Queue:
         self._say(f"{run.name}: failed; {why}")
 
     def _has_frequencies(self, name: str) -> bool:
-        """Whether a run that others need is trained; what is wrong with its folder is its own failure."""
+        """Whether a run that others need is trained; problems with its folder are reported as its own failure."""
         try:
             return is_trained(self._runs[name], self._out, self._fingerprint)
         except ValueError:
@@ -199,7 +199,7 @@ class _Queue:
 
 
 class _Work:
-    """A run's commands, one process after the other."""
+    """A run's commands, one process at a time."""
 
     def __init__(
         self, run: PlannedRun, program: Sequence[str], tasks: list[Task], folder: Path, place: Place, log: IO[str]
@@ -211,7 +211,7 @@ class _Work:
     def _start(self) -> subprocess.Popen[bytes]:
         self._measures, command = self._tasks.pop(0)
         self.doing = command[0]
-        # A session of its own: Ctrl-C reaches the launcher alone, which asks its children to stop, once.
+        # A separate session: Ctrl-C reaches only the launcher, which asks its children to stop, once.
         return subprocess.Popen(
             [*self._program, *command],
             env={**os.environ, **self.place},
@@ -222,7 +222,7 @@ class _Work:
         )
 
     def poll(self) -> bool:
-        """Whether there is more to wait for; starts the next command after one that went well."""
+        """Whether there is more to wait for; starts the next command after a successful one."""
         if self.process.poll() is None:
             return True
         if self.process.returncode != 0:
@@ -241,4 +241,4 @@ class _Work:
 
 def _last_line(log: Path) -> str:
     lines = [line.strip() for line in tail(log) if line.strip()]
-    return lines[-1] if lines else "nothing in its log"
+    return lines[-1] if lines else "its log is empty"

@@ -1,4 +1,4 @@
-"""GPUs that a run is planned for: how it is shared out, what goes into their memory, how long they take."""
+"""GPUs that a run is planned for: how they share it, what fits in their memory, how long they take."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from lerope.model.gpus import Gpu
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """How a run is shared out."""
+    """How GPUs share a run."""
 
     parallel: Parallel
     recompute: bool
@@ -19,11 +19,11 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How a run goes into one GPU's memory."""
+    """How a run fits in one GPU's memory."""
 
     way: Way
     micro_batch_rows: int | None
-    """None where not even one row fits."""
+    """None if not even one row fits."""
     memory: Memory
     """With these rows, or with one."""
 
@@ -33,7 +33,7 @@ class Machine:
     """What a run is planned for."""
 
     gpus: list[Gpu]
-    """Kinds to choose from; a run is on one of them."""
+    """Kinds to choose from; a run uses one of them."""
     num_gpus: int
     gpus_per_node: int
     row_length: int
@@ -42,21 +42,21 @@ class Machine:
 
     @property
     def rows_per_gpu(self) -> int:
-        """Rows of one step on one GPU."""
+        """Rows per step on one GPU."""
         return self.batch_tokens // self.row_length // self.num_gpus
 
     def check(self) -> None:
-        """Raises unless whole rows go to each GPU; `plan` has looked at the tokens."""
+        """Raises unless each GPU gets whole rows; `plan` has checked the tokens."""
         check_nodes(self.num_gpus, self.gpus_per_node)
         rows = self.batch_tokens // self.row_length
         if rows % check_count("num_gpus", self.num_gpus):
             raise ValueError(
-                f"num_gpus must divide the {rows} rows of {self.row_length:,} tokens that batch_tokens makes; "
+                f"num_gpus must divide the {rows} rows of {self.row_length:,} tokens that batch_tokens gives; "
                 f"got {self.num_gpus}."
             )
 
     def ways(self) -> list[Way]:
-        """All that make sense for so many GPUs."""
+        """All that make sense for this many GPUs."""
         parallels: list[Parallel] = ["ddp"]
         if self.num_gpus > 1:
             parallels.append("fsdp")
@@ -65,7 +65,7 @@ class Machine:
         return [Way(parallel=parallel, recompute=again) for parallel in parallels for again in (False, True)]
 
     def fit(self, model: ModelConfig, gpu: Gpu, way: Way) -> Fit:
-        """As many rows at once as go into this GPU's memory."""
+        """As many rows at once as fit in this GPU's memory."""
         rows: int | None
         try:
             rows = micro_batch_rows(
@@ -83,7 +83,7 @@ class Machine:
         return Fit(way=way, micro_batch_rows=rows, memory=self.memory(model, way, rows or 1))
 
     def memory(self, model: ModelConfig, way: Way, rows: int) -> Memory:
-        """What so many rows at once take."""
+        """The memory that this many rows at once take."""
         return memory_per_gpu(
             model,
             self.row_length,

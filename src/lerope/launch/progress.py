@@ -1,4 +1,4 @@
-"""How far the runs of a study are, and whether they are the study's: what run directories say."""
+"""How far the runs of a study are, and whether they match the study, according to run directories."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,14 +22,14 @@ class Status:
 
     name: str
     state: State
-    """`stopped`: begun, and no process is at work on it. `trained`: not all measurements are noted as done.
-    `different`: the folder has another run than the study's."""
+    """`stopped`: started, but no process is working on it. `trained`: not all measurements are noted as done.
+    `different`: the folder has a run other than the study's."""
     step: int
     steps: int
-    """Of the run that is there, or else of the study's."""
+    """Those of the existing run, or else of the study's."""
     validation_loss: float | None
     problem: str | None
-    """What is wrong with a run that is different or damaged, and what to do."""
+    """What is wrong with a different or damaged run, and what to do."""
 
 
 def status(run: PlannedRun, out: Path, data: str | None = None) -> Status:
@@ -38,7 +38,7 @@ def status(run: PlannedRun, out: Path, data: str | None = None) -> Status:
     Args:
         run: a run of a study.
         out: the study's folder.
-        data: the fingerprint of the study's data; not compared unless given.
+        data: the fingerprint of the study's data; None to skip this check.
     """
     folder = out / run.name
     if not (folder / RUN).exists():
@@ -62,7 +62,7 @@ def status(run: PlannedRun, out: Path, data: str | None = None) -> Status:
 
 
 def is_trained(run: PlannedRun, out: Path, data: str) -> bool:
-    """Whether a run is trained to its end; raises if its folder has another run that is."""
+    """Whether a run is fully trained; raises if its folder has a different run that is."""
     folder = out / run.name
     if not (folder / RUN).exists() or not (found := read_run(folder)).finished:
         return False
@@ -72,16 +72,16 @@ def is_trained(run: PlannedRun, out: Path, data: str) -> bool:
 
 
 def difference(run: PlannedRun, out: Path, found: Run, data: str | None) -> str | None:
-    """What tells the run that was found from that of the study, in a sentence; None if they are the same.
+    """How the run found differs from the study's, in a sentence; None if they are the same.
 
-    A precision that the study does not give is the machine's, which may have been another than this one. Frequencies of
-    another run are compared themselves, not by their path, so that a study's folder may be moved.
+    A precision that the study does not set is the machine's, which may not have been this one. Frequencies from
+    another run are compared by value, not by path, so that a study's folder can be moved.
 
     Args:
         run: the run of the study.
         out: the study's folder.
         found: what is in the run's directory.
-        data: the fingerprint of the study's data; not compared unless given.
+        data: the fingerprint of the study's data; None to skip this check.
     """
     planned = run.recipe(out)
     free = {"precision"} - run.changes.keys()
@@ -92,27 +92,27 @@ def difference(run: PlannedRun, out: Path, found: Run, data: str | None) -> str 
         for recipe in (found.recipe, planned)
     )
     for field, is_there, is_wanted in differences(old, new):
-        return f"{found.path} has another run: its {field} is {is_there!r}, not {is_wanted!r}; choose another --out."
+        return f"{found.path} has a different run: its {field} is {is_there!r}, not {is_wanted!r}; use another --out."
     if data is not None and found.identity.data != data:
         return (
-            f"{found.path} has another run: its data has another fingerprint; choose another --out, or its own --data."
+            f"{found.path} has a different run: its data has another fingerprint; use another --out, or its own --data."
         )
     if run.after is not None and Path(run.spec(out)).exists():
         frequencies = build_encoding(run.spec(out), planned.model).artifact().fingerprint()
         if found.identity.initial_frequencies != frequencies:
-            return f"{found.path} has another run: its frequencies are not those of {run.after}; choose another --out."
+            return f"{found.path} has a different run: its frequencies are not those of {run.after}; use another --out."
     return None
 
 
 def in_use(folder: Path) -> bool:
-    """Whether a process trains in a run directory or measures there."""
+    """Whether a process is training or measuring in a run directory."""
     return is_locked(folder) or is_locked(folder / RESULTS)
 
 
 def last_records(folder: Path) -> tuple[int, float | None]:
-    """A run's last step, and its last validation loss if it is near the end of the records."""
+    """A run's last step, and its last validation loss if that is near the end of the records."""
     step, loss = 0, None
-    # The first line of a tail, or the last of a file that is being written, may be half a line.
+    # The first line of a tail, or the last of a file being written, may be incomplete.
     for record in filter(None, (parse_object(line.encode()) for line in tail(folder / METRICS))):
         at, found = record.get("step"), record.get("validation_loss")
         step = max(step, at) if isinstance(at, int) else step

@@ -1,4 +1,4 @@
-"""The learning rates of a study's rungs: the paper's, or searched before anything else is trained."""
+"""The learning rates of a study's rungs: the paper's, or found by a search before anything else is trained."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,13 +11,13 @@ from lerope.results import Sweep
 from lerope.scaling.lr_search import learning_rate
 
 METHOD = "rope"
-"""What rates are searched with: one for all encodings of a rung, or runs would not be pairs."""
+"""The encoding used to search rates: all encodings of a rung share one rate, or runs would not be pairs."""
 SWEEPS = "sweeps"
 _LARGEST_SWEPT = total_parameters(rung("608M"))
 
 
 def paper_rates(study: Study) -> str:
-    """Which indices a study takes where none were searched, for people."""
+    """The indices a study uses where none were searched, as text."""
     names = dict.fromkeys(run.rung for run in study.runs if "learning_rate" not in run.changes)
     shown = ", ".join(f"{name} {LEARNING_RATE_INDEX[name]}" for name in names)
     return (
@@ -26,9 +26,9 @@ def paper_rates(study: Study) -> str:
 
 
 def search_rates(study: Study, data: Path, out: Path, say: Callable[[str], None]) -> dict[str, float]:
-    """The best learning rate of each rung of a study, from OUT/sweeps; trains what is not known yet.
+    """The best learning rate of each rung of a study, from OUT/sweeps; trains what is missing.
 
-    As the paper does: rungs up to 608M are swept, larger ones follow from the line through those.
+    As in the paper, rungs up to 608M are swept, and larger ones follow from the line through those.
     """
     found: list[Sweep] = []
     for name, first in _smallest_first(study):
@@ -38,18 +38,18 @@ def search_rates(study: Study, data: Path, out: Path, say: Callable[[str], None]
         settings, objective = training(name, data, first.seed, changes, Setup())
         predicted = predict(found, [name])
         guess = predicted[0]["index"] if predicted else LEARNING_RATE_INDEX[name]
-        say(f"{name}: searching the learning rate, from index {guess}")
+        say(f"{name}: searching for the learning rate, from index {guess}")
         found.append(sweep(out / SWEEPS / name, settings, [METHOD], guess, objective, say))
     return _rates(study, found)
 
 
 def known_rates(study: Study, out: Path) -> dict[str, float]:
-    """The same of searches that are done; raises where one is not."""
+    """The same for finished searches; raises if one is unfinished."""
     names = [name for name, _ in _smallest_first(study) if total_parameters(rung(name)) <= _LARGEST_SWEPT]
     found = [Sweep.load(out / SWEEPS / name / SWEEP) for name in names]
     for name, each in zip(names, found, strict=True):
         if not each.optima:
-            raise ValueError(f"{out / SWEEPS / name} is not finished; go on with `lerope ladder ... --sweep`.")
+            raise ValueError(f"{out / SWEEPS / name} is not finished; continue with `lerope ladder ... --sweep`.")
     return _rates(study, found)
 
 

@@ -10,13 +10,13 @@ ENCODINGS = ("rope", "prope", "lerope")
 SEEDS = (42, 43, 44)
 LENGTHS = (4096, 8192)
 
-# What figures of learned frequencies need, and what those of the largest models need besides.
+# What figures of learned frequencies need, and what those of the largest models need in addition.
 PROFILE: Command = ("analyze", "--parts", "frequencies", "bands")
 EVERYTHING: Command = ("analyze", "--parts", "frequencies", "bands", "ablation", "slowest", "phasors")
 
 
 def main() -> Study:
-    """The paper's table of perplexities, from which compute multipliers come, and its analysis of frequencies."""
+    """The paper's perplexity table, the source of its compute multipliers, and its analysis of frequencies."""
     runs = measured(grid(RUNGS[:-1], ENCODINGS), PROFILE) + measured(grid(RUNGS[-1:], ENCODINGS), EVERYTHING)
     return Study(name="main", sentence="Does LeRoPE save compute at every size?", runs=runs)
 
@@ -26,19 +26,19 @@ def seeds() -> Study:
     runs = grid(["217M"], ["rope,base=2048", "rope", "rope,base=500000", "lerope"], SEEDS)
     runs += grid(["608M"], ["rope", "lerope"], SEEDS)
     runs = measured(runs, PROFILE)
-    return Study(name="seeds", sentence="Is the gain larger than what another seed changes?", runs=runs)
+    return Study(name="seeds", sentence="Is the gain larger than the effect of a seed?", runs=runs)
 
 
 def base() -> Study:
-    """Other bases than 10,000: the training length, and that of long-context models."""
+    """Bases other than 10,000: the training length, and the base of long-context models."""
     runs = grid(["217M"], ["rope,base=2048", "rope", "rope,base=500000", "lerope"])
     return Study(name="base", sentence="Would another base of RoPE do as well?", runs=runs)
 
 
 def p() -> Study:
-    """How many bands p-RoPE turns."""
+    """How many bands p-RoPE rotates."""
     runs = grid(["217M"], ["rope", "prope,p=0.25", "prope,p=0.5", "prope,p=0.75"])
-    return Study(name="p", sentence="Which share of the bands should turn in p-RoPE?", runs=runs)
+    return Study(name="p", sentence="What share of the bands should p-RoPE rotate?", runs=runs)
 
 
 def parametrization() -> Study:
@@ -49,7 +49,7 @@ def parametrization() -> Study:
 
 
 def sharing() -> Study:
-    """The paper has the first and the last of the four ways to share; the two between them are added here."""
+    """The paper has the first and last of the four ways to share; the two in between are added here."""
     ways = [f"lerope,sharing={way}" for way in ("layer", "head", "layer_head")]
     runs = measured(grid(["217M"], ["rope", "lerope", *ways]), PROFILE)
     return Study(name="sharing", sentence="Should layers or heads have frequencies of their own?", runs=runs)
@@ -86,9 +86,9 @@ def extrapolation() -> Study:
 
 
 def needle() -> Study:
-    """Retrieval with the largest models: among distractors, and of one needle in texts of up to 32k tokens."""
+    """Retrieval with the largest models: among distractors, and of one needle in up to 32k tokens."""
     runs = measured(grid(["2.52B"], ENCODINGS), ("needle",), ("needle", "--to", "32768"))
-    return Study(name="needle", sentence="Is more retrieved from the context?", runs=runs)
+    return Study(name="needle", sentence="Does retrieval from the context improve?", runs=runs)
 
 
 STUDIES: dict[str, Callable[[], Study]] = {
@@ -98,11 +98,11 @@ STUDIES: dict[str, Callable[[], Study]] = {
 
 
 def study_named(spec: str) -> Study:
-    """A study by its name here, or one's own as `path/to/file.py:function` or `module:function`."""
+    """A study by its name here, or your own as `path/to/file.py:function` or `module:function`."""
     if spec in STUDIES:
         return STUDIES[spec]()
     if ":" not in spec:
-        raise ValueError(f"study must be one of {', '.join(STUDIES)}, or file.py:function of your own; got {spec!r}.")
+        raise ValueError(f"study must be one of {', '.join(STUDIES)}, or your own file.py:function; got {spec!r}.")
     return own_study(spec)
 
 

@@ -1,4 +1,4 @@
-"""Sizes for a laptop: what `lerope demo` trains, and any study in small."""
+"""Sizes for a laptop: what `lerope demo` trains, and a small version of any study."""
 
 import math
 from dataclasses import replace
@@ -9,10 +9,11 @@ from lerope.core.ladder import rung
 from lerope.launch.study import Command, PlannedRun, Study
 
 VOCAB_SIZE = 2_048
-# What two cores do in a few minutes. For so few steps, small batches, a low learning rate and little decay are best.
+# What two cores can do in a few minutes. For so few steps, small batches, a low learning rate and little decay work
+# best.
 STEPS = 300
 RECIPE: dict[str, Any] = {"row_length": 256, "batch_tokens": 2_048, "learning_rate": 2**-8, "weight_decay": 1.0}
-# What a GPU does in about the same time.
+# What a GPU can do in about the same time.
 CUDA_STEPS = 600
 CUDA_RECIPE: dict[str, Any] = {
     "row_length": 512,
@@ -22,7 +23,7 @@ CUDA_RECIPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
 }
 STUDY_STEPS = 100
-# What a measurement in small takes; short rows hold few needles.
+# Options of small measurements; short rows hold few needles.
 _OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "eval": {"--max-tokens": ("32768",)},
     "extrapolate": {"--max-tokens": ("32768",)},
@@ -32,10 +33,10 @@ _OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def in_small(study: Study, steps: int = STUDY_STEPS) -> Study:
-    """Any study at a size for a laptop: the same runs, seeds and measurements with models of the rung `demo`.
+    """Any study at laptop size: the same runs, seeds and measurements with models of the rung `demo`.
 
-    Every length is an eighth of what it was and a batch has 2,048 tokens. The largest rung takes `steps` steps and the
-    others in proportion to their layers, so that rungs differ in compute; their names become part of the runs' names.
+    Every length is an eighth of the original and a batch has 2,048 tokens. The largest rung takes `steps` steps and
+    the others in proportion to their layers, so that rungs differ in compute; rung names become part of run names.
     """
     names: dict[str, str] = {}
     runs = []
@@ -66,7 +67,7 @@ def _small_run(run: PlannedRun, steps: int, names: dict[str, str]) -> PlannedRun
 
 
 def _small_command(measurement: Command) -> Command:
-    """Numbers of 1,024 and more are lengths, an eighth here too; less is measured, unless it says how much."""
+    """Numbers of 1,024 and more are lengths, also divided by 8; less is measured, unless the command says how much."""
     command, *words = [str(int(w) // 8) if w.isdecimal() and int(w) >= 1024 else w for w in measurement]
     options = _OPTIONS.get(command, {})
     if "--to" in words:

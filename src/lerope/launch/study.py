@@ -24,20 +24,20 @@ class PlannedRun:
 
     rung: str
     encoding: str
-    """What `lerope train --encoding` takes, or "frozen" for the frequencies that the run `after` has learned."""
+    """What `lerope train --encoding` takes, or "frozen" for the frequencies learned by the run `after`."""
     seed: int = 42
     changes: dict[str, Any] = field(default_factory=dict)
     """Fields of the recipe that differ from the paper's."""
     suffix: str = ""
-    """What tells this run's name from others of the same rung, encoding and seed."""
+    """What distinguishes this run's name from others of the same rung, encoding and seed."""
     after: str | None = None
-    """The name of an earlier run of the study whose model/frequencies.json this one is trained with."""
+    """The name of an earlier run of the study whose model/frequencies.json this one uses."""
     measure: tuple[Command, ...] = (("eval",),)
 
     def __post_init__(self) -> None:
         if (self.encoding == FROZEN) != (self.after is not None):
             raise ValueError(
-                f"after must name a run for the encoding {FROZEN!r} and for no other; got {self.after!r} with "
+                f"after must name a run if and only if the encoding is {FROZEN!r}; got {self.after!r} with "
                 f"{self.encoding!r}."
             )
         for name in self.changes:
@@ -50,15 +50,15 @@ class PlannedRun:
         return "-".join(filter(None, (self.recipe(Path()).name, self.suffix)))
 
     def recipe(self, out: Path) -> Recipe:
-        """The whole recipe, for a study in the folder `out`."""
+        """The full recipe, for a study in the folder `out`."""
         return recipe(self.rung, self.spec(out), self.seed, **self.changes)
 
     def spec(self, out: Path) -> str:
-        """What `--encoding` takes; a file by its whole path, so that it is the same however `out` is spelled."""
+        """What `--encoding` takes; a file by its absolute path, so that it is the same however `out` is spelled."""
         return self.encoding if self.after is None else str(out.resolve() / self.after / "model" / "frequencies.json")
 
     def commands(self, data: Path, out: Path) -> list[list[str]]:
-        """Arguments of `lerope` that train this run and measure it."""
+        """Arguments of `lerope` to train and measure this run."""
         folder = str(out / self.name)
         train = ["train", self.rung, "--data", str(data), "--encoding", self.spec(out), "--seed", str(self.seed)]
         for name, value in self.changes.items():
@@ -75,26 +75,26 @@ class Study:
     """What the study asks."""
     runs: Sequence[PlannedRun]
     source: str = "hf:c4"
-    """What `lerope data prepare` is to be given."""
+    """The source to give to `lerope data prepare`."""
 
     def __post_init__(self) -> None:
         names: set[str] = set()
         for run in self.runs:
             name = run.name
             if name in names:
-                raise ValueError(f"study {self.name}: two runs are called {name}; give one of them a suffix.")
+                raise ValueError(f"study {self.name}: two runs are named {name}; give one of them a suffix.")
             if run.after is not None and run.after not in names:
                 raise ValueError(f"study {self.name}: {name} needs {run.after}, which must be an earlier run.")
             names.add(name)
 
     @property
     def tokens(self) -> int:
-        """Training tokens of the longest run: with so many prepared, none reads a text twice."""
+        """Training tokens of the longest run: with this many prepared, none reads a text twice."""
         return max(run.recipe(Path()).num_tokens for run in self.runs)
 
 
 def prepare_command(study: Study, small: bool = False) -> str:
-    """The command that prepares text for a study, or for one that `demo` made small."""
+    """The command that prepares text for a study, or for its `demo` version."""
     if small:
         return "lerope data prepare python: --vocab-size 2048 --out data/my-text"
     folder = Path(study.source.removeprefix("hf:").partition(":")[0]).name
@@ -104,7 +104,7 @@ def prepare_command(study: Study, small: bool = False) -> str:
 def grid(
     rungs: Iterable[str], encodings: Iterable[str], seeds: Iterable[int] = (42,), suffix: str = "", **changes: Any
 ) -> list[PlannedRun]:
-    """A run for each rung, encoding and seed; `suffix` ends all names, and `changes` are fields of the recipe."""
+    """A run for each rung, encoding and seed; `suffix` ends all names, and `changes` are recipe fields."""
     encodings, seeds = list(encodings), list(seeds)
     return [
         PlannedRun(rung=name, encoding=encoding, seed=seed, suffix=suffix, changes=dict(changes))
@@ -120,7 +120,7 @@ def measured(runs: Iterable[PlannedRun], *measurements: Command) -> list[Planned
 
 
 def with_options(study: Study, command: str, *options: str) -> Study:
-    """The same study with these options after those of every measurement by a command."""
+    """The same study with these options added to every measurement by a command."""
 
     def extended(each: Command) -> Command:
         return (*each, *options) if each[0] == command else each
@@ -129,7 +129,7 @@ def with_options(study: Study, command: str, *options: str) -> Study:
 
 
 def with_learning_rates(study: Study, rates: Mapping[str, float]) -> Study:
-    """The same study with the learning rate that each rung has here."""
+    """The same study with these learning rates by rung."""
     return replace(
         study,
         runs=[replace(run, changes={**run.changes, "learning_rate": rates[run.rung]}) for run in study.runs],
@@ -137,17 +137,17 @@ def with_learning_rates(study: Study, rates: Mapping[str, float]) -> Study:
 
 
 def shortened(study: Study, steps: int) -> Study:
-    """The same study with so many steps in every run."""
+    """The same study with this many steps in every run."""
     return replace(study, runs=[replace(run, changes={**run.changes, "steps": steps}) for run in study.runs])
 
 
 def label(encoding: str) -> str:
-    """How an encoding is called in names of folders."""
+    """An encoding's name in folder names."""
     return EncodingSpec.parse(encoding).name
 
 
 def own_study(spec: str) -> Study:
-    """A study of one's own: what the function returns that `path/to/file.py:function` or `module:function` names."""
+    """Your own study: what the function named by `path/to/file.py:function` or `module:function` returns."""
     module, _, function = spec.rpartition(":")
     try:
         found = getattr(_module(module), function)

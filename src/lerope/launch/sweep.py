@@ -1,4 +1,4 @@
-"""The search for a learning rate as a folder of runs, OUT/ENCODING/lr-INDEX, and sweep.json with their losses."""
+"""A learning-rate search as a folder of runs, OUT/ENCODING/lr-INDEX, and sweep.json with their losses."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from lerope.scaling.lr_search import fit_grid, learning_rate, next_index, optimu
 SWEEP = "sweep.json"
 
 Objective = Callable[[str, int, Path], float]
-"""Loss of an encoding at an index, given the folder for its run; inf if it diverged. Raises Stopped when told to."""
+"""Loss of an encoding at an index, given the folder for its run; inf if it diverged. Raises Stopped on request."""
 
 
 def sweep(
@@ -31,18 +31,18 @@ def sweep(
     objective: Objective,
     say: Callable[[str], None] = print,
 ) -> Sweep:
-    """Searches each encoding's best learning rate, one run after the other; what is known already is not run again.
+    """Searches for each encoding's best learning rate, one run at a time; known results are not run again.
 
     Args:
         out: the sweep's folder; a folder of another sweep is refused.
-        settings: what decides the losses besides encoding and learning rate.
-        encodings: each is searched on its own, all but the first from the index the one before ended with.
-        start: a guess of the first encoding's index; None if there is none.
+        settings: what determines the losses besides encoding and learning rate.
+        encodings: each is searched separately, all but the first from the previous one's best index.
+        start: a guess for the first encoding's index; None if there is none.
         objective: trains.
         say: prints a line for each run.
     """
     if len(set(encodings)) < len(encodings) or not encodings:
-        raise ValueError(f"encodings must be one or more, each once; got {list(encodings)}.")
+        raise ValueError(f"encodings must be one or more distinct ones; got {list(encodings)}.")
     with locked(out):
         state = _open(out, settings)
         for encoding in encodings:
@@ -79,7 +79,7 @@ def training(
     from lerope.train.trainer import Diverged
 
     if "learning_rate" in changes:
-        raise ValueError("learning_rate is what a sweep searches; leave it out, or give --start.")
+        raise ValueError("learning_rate is what a sweep searches for; omit it, or give --start.")
     searched = {"encoding", "learning_rate", "frequency_learning_rate"} - changes.keys()
     fixed = asdict(recipe(name, seed=seed, **changes))
     settings = {
@@ -89,7 +89,7 @@ def training(
     }
 
     def objective(encoding: str, index: int, folder: Path) -> float:
-        torch.compiler.reset()  # or blocks of many models would count as one that is compiled again and again
+        torch.compiler.reset()  # or many models' blocks would count as one that is recompiled too often
         chosen = recipe(name, encoding, seed, learning_rate=learning_rate(index), **changes)
         try:
             outcome = train(chosen, data, folder, setup)
@@ -104,7 +104,7 @@ def training(
 
 
 def losses_of(found: Sweep, encoding: str) -> dict[int, float]:
-    """What a sweep knows of an encoding: loss by index, inf where a run diverged."""
+    """A sweep's losses of an encoding by index; inf where a run diverged."""
     return {
         trial["index"]: math.inf if trial["loss"] is None else trial["loss"]
         for trial in found.trials
@@ -113,7 +113,7 @@ def losses_of(found: Sweep, encoding: str) -> dict[int, float]:
 
 
 def predict(sweeps: Sequence[Sweep], rungs: Sequence[str]) -> list[LearningRatePrediction]:
-    """The indices to expect at other rungs, for each encoding that was swept at two sizes or more."""
+    """The indices to expect at other rungs, for each encoding swept at two or more sizes."""
     predictions: list[LearningRatePrediction] = []
     for encoding in dict.fromkeys(found["encoding"] for each in sweeps for found in each.optima):
         points = {
@@ -145,7 +145,7 @@ def _open(out: Path, settings: dict[str, Any]) -> Sweep:
         return Sweep(settings=settings, provenance=provenance(), trials=[], optima=[], predictions=[])
     found = Sweep.load(out / SWEEP)
     for field, old, new in differences(found.settings, settings):
-        raise ValueError(f"{out} is another sweep: its {field} is {old!r}, not {new!r}; choose another --out.")
+        raise ValueError(f"{out} is a different sweep: its {field} is {old!r}, not {new!r}; use another --out.")
     return found
 
 
