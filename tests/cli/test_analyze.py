@@ -58,14 +58,14 @@ def test_leave_one_out_has_two_columns(copies, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     out = printed(capsys, copies["lerope"], "--parts", "ablation", "--max-tokens", "60")
     assert "zeroed" in out
-    assert "not turned" in out
+    assert "not rotated" in out
     assert "rises most" in out
     assert max(map(len, out.splitlines())) <= 80
 
 
 def test_nope_has_no_band(copies, capsys):
     out = printed(capsys, copies["nope"], "--rows", "2", "--phasor-rows", "1")
-    assert "No band turns" in out
+    assert "No band" in out
     assert "∞" in out
 
 

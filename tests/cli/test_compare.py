@@ -32,7 +32,7 @@ def test_a_study_as_tables_and_verdicts(tmp_path, capsys, wide):
     assert ["lerope", "3", "-0.0063", "0.0006", "documents"] in [row[:5] for row in rows]
     assert sum(row[:1] == ["both"] for row in rows) == 3
     assert "share of the gain of lerope over rope" in text
-    assert "217M: difference to rope by position" in text
+    assert "217M: difference from rope by position" in text
     assert "compute at which rope reaches the same loss" in text
     assert "note: prope has no multipliers, because it has no run at 217M." in lines
     assert sum("lerope is 0.0063 nats below rope (95 % interval" in line for line in lines) == 2

@@ -71,7 +71,7 @@ def test_a_tokenizer_that_is_trained_shown_and_used(source, tmp_path, capsys):
     main(["tokenizer", "show", path, "--text", "a\tb  é"])
     shown = capsys.readouterr().out
     assert "400 pieces, BOS 1, EOS 2" in shown
-    assert "the text comes back exactly" in shown
+    assert "decoding returns the text" in shown
     main(
         ["data", "prepare", source, "--out", str(tmp_path / "out"), "--tokenizer", path, "--validation-fraction", "0.1"]
     )

@@ -130,7 +130,7 @@ def test_ctrl_c_keeps_what_is_scored_and_says_how_to_go_on(runs):
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert f"go on with `lerope eval {runs[1]} --device cpu --batch-tokens 1`." in error
+    assert f"`lerope eval {runs[1]} --device cpu --batch-tokens 1`." in error
     assert "Traceback" not in error
     assert call("eval", runs[1], "--device", "cpu") == 0
     assert not list(results.glob(".eval*.partial"))

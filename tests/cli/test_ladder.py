@@ -103,7 +103,7 @@ def test_a_study_in_processes_of_its_own(capsys, data, tmp_path, monkeypatch):
         ((*study[:-1], 3, "--data", data), "its steps is 2, not 3"),
         ((*study, "--data", other), "its data has another fingerprint"),
     ):
-        assert "1 of 1 runs failed, as said above" in called(capsys, *args, code=1)
+        assert "1 of 1 runs failed" in called(capsys, *args, code=1)
         shown = called(capsys, *args, "--status")
         assert f"{run.name}: studies/mine-demo/{run.name} " in shown
         assert problem in shown
@@ -117,7 +117,8 @@ def test_a_failure_is_reported_and_ends_with_1(capsys, data, tmp_path, monkeypat
         "lerope.launch.local.carry_out", lambda study, *args: {study.runs[0].name: "train exited with 2: no."}
     )
     error = called(capsys, "ladder", "p", "--demo", "--data", data, code=1)
-    assert error == "1 of 4 runs failed, as said above; logs are in studies/p-demo/logs.\n"
+    assert error.startswith("1 of 4 runs failed")
+    assert "studies/p-demo/logs" in error
 
 
 @pytest.mark.parametrize(
@@ -127,17 +128,17 @@ def test_a_failure_is_reported_and_ends_with_1(capsys, data, tmp_path, monkeypat
         # 33,040 steps of 131,072 tokens at 217M, 92,760 at 608M and 385,000 at 2.52B.
         (
             ["ladder", "base"],
-            "data must name prepared text, as `lerope data prepare hf:c4 --max-tokens 4330618880 --out data/c4` makes",
+            "`lerope data prepare hf:c4 --max-tokens 4330618880 --out data/c4`",
         ),
-        (["ladder", "seeds"], "as `lerope data prepare hf:c4 --max-tokens 12158238720 --out data/c4`"),
-        (["ladder", "main"], "as `lerope data prepare hf:c4 --max-tokens 50462720000 --out data/c4`"),
-        (["ladder", "main", "--steps", "10"], "as `lerope data prepare hf:c4 --max-tokens 1310720 --out data/c4`"),
-        (["ladder", "code"], "as `lerope data prepare hf:starcoder --max-tokens 4330618880 --out data/starcoder`"),
-        (["ladder", "code", "--demo"], "as `lerope data prepare python: --vocab-size 2048 --out"),
+        (["ladder", "seeds"], "`lerope data prepare hf:c4 --max-tokens 12158238720 --out data/c4`"),
+        (["ladder", "main"], "`lerope data prepare hf:c4 --max-tokens 50462720000 --out data/c4`"),
+        (["ladder", "main", "--steps", "10"], "`lerope data prepare hf:c4 --max-tokens 1310720 --out data/c4`"),
+        (["ladder", "code"], "`lerope data prepare hf:starcoder --max-tokens 4330618880 --out data/starcoder`"),
+        (["ladder", "code", "--demo"], "`lerope data prepare python: --vocab-size 2048 --out"),
         (["ladder", "base", "--steps", "0"], "steps must be a positive whole number; got 0"),
-        (["ladder", "base", "--data", "DATA"], "has a vocabulary of 2,048, but 217M-rope-base2048-42 is a model for"),
+        (["ladder", "base", "--data", "DATA"], "has a vocabulary of 2,048, but 217M-rope-base2048-42"),
         (["ladder", "base", "--demo", "--data", "DATA", "--at-once", "0"], "at_once must be a positive whole number"),
-        (["plan", "base", "--row-length", "4096"], "row_length, batch_tokens and vocab_size are a study's own"),
+        (["plan", "base", "--row-length", "4096"], "row_length, batch_tokens and vocab_size"),
         (["plan", "52M", "--demo"], "demo is for studies"),
         (["plan", "52M", "--data", "d"], "data is for studies; name one, as in lerope plan seeds --data d."),
         (["plan", "base", "--data", "d"], "d/manifest.json does not exist"),

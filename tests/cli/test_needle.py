@@ -42,7 +42,7 @@ def complaint(capsys, *args):
 def test_tables_and_what_they_mean(runs, capsys):
     assert call(runs["copier"], runs["random"], *SMALL, "--distractors", "1", "3", "31") == 0
     text = capsys.readouterr().out
-    assert text.startswith("Needles within 512 tokens, 2 prompts a depth, in python documentation\n")
+    assert text.startswith("Needles within 512 tokens, 2 prompts")
     assert (
         len(re.findall(r"^ +[13] +100\.0% +61\.0 to 100\.0% +0\.0% +0\.00 +\+3[12]\.\d\d ± 0\.\d\d", text, re.M)) == 2
     )
@@ -64,7 +64,7 @@ def test_tables_and_what_they_mean(runs, capsys):
 def test_lengths_beyond_training(runs, capsys):
     assert call(runs["random"], *SMALL, "--to", "1024", "--method", "pi") == 0
     text = capsys.readouterr().out
-    assert text.startswith("Needles up to 1,024 tokens by pi, 2 prompts a depth, in python documentation\n")
+    assert text.startswith("Needles up to 1,024 tokens with pi, 2 prompts")
     assert re.search(r"^ +1,024 +0\.0% +0\.0 to 39\.0%", text, re.M)
     assert re.search(r"^ +depth \\ tokens +512 +1,024 *$", text, re.M)
 
@@ -129,7 +129,7 @@ def test_a_stop_says_how_to_go_on(runs, capsys, monkeypatch):
     monkeypatch.setattr(module, "needle", stop)
     monkeypatch.setattr("sys.argv", ["lerope", "needle", runs["random"]])
     assert call(runs["random"]) == 130
-    assert f"go on with `lerope needle {runs['random']}`" in capsys.readouterr().err
+    assert f"`lerope needle {runs['random']}`" in capsys.readouterr().err
 
 
 def test_errors_are_one_sentence(runs, capsys, tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -327,7 +326,7 @@ def test_asked_to_stop_it_lets_children_save(out, kind):
     assert process.returncode == 128 + kind, text
     assert ("saved", "demo-rope-42") in calls(out)
     assert ("train", "demo-lerope-42") not in calls(out)
-    assert re.search(f"Stopped by {kind.name}; go on with", text)
+    assert f"Stopped by {kind.name}; " in text
     assert status(pair().runs[0], out).state == "stopped"
     hold.unlink()
     assert launch(pair(), out) == {}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Part = Literal["frequencies", "bands", "ablation", "slowest", "phasors"]
 
-# Removals take two evaluations a band, so that they must be asked for; a Hugging Face model has no training.
+# Removals take two evaluations per band, so they must be requested; a Hugging Face model has no training records.
 _RUN_PARTS: tuple[Part, ...] = ("frequencies", "bands", "phasors")
 _FOLDER_PARTS: tuple[Part, ...] = ("bands",)
 _HARDLY = 0.001
@@ -29,7 +29,7 @@ _HARDLY = 0.001
 
 @dataclass(frozen=True)
 class _Sizes:
-    """How much of the documents each part looks at."""
+    """How much of the documents each part uses."""
 
     num_rows: int
     num_phasor_rows: int
@@ -39,7 +39,7 @@ class _Sizes:
 
 @dataclass
 class _Analysis:
-    """What was found about one run."""
+    """The findings about one run."""
 
     name: str
     train_length: int
@@ -64,28 +64,28 @@ def analyze(
     device: str = "auto",
     json_: Annotated[bool, arg(name="json")] = False,
 ) -> None:
-    """Look into finished runs: their wavelengths, what each band adds to the logits, which band carries position.
+    """Analyze finished runs: their wavelengths, what each band adds to the logits, which band carries position.
 
     Example: lerope analyze runs/52M-rope-42 runs/52M-lerope-42
 
-    Without single bands, and without the slowest: lerope analyze runs/52M-lerope-42 --parts bands ablation slowest
+    Removing single bands, and the slowest bands: lerope analyze runs/52M-lerope-42 --parts bands ablation slowest
 
     A Hugging Face model in a folder: lerope analyze models/Qwen3-0.6B --text essay.txt --parts bands ablation
 
     Args:
         runs: finished run directories, or folders with Llama, Qwen3 or Mistral models that transformers can load.
-        parts: frequencies (against RoPE's, through training), bands (contributions by distance, norms), ablation
-            (leave-one-out, two evaluations a band), slowest (without the slowest bands, for every number of them, as
-            many evaluations), phasors (the gradient by distance). Frequencies, bands and phasors unless given; of a
-            Hugging Face model bands unless given, and neither frequencies nor phasors.
-        rows: documents that bands are measured on.
-        phasor_rows: documents that phasors are measured on.
-        layer: The one layer to measure phasors of; all unless given.
-        max_tokens: tokens that removals are scored on, in first windows of documents.
-        length: Tokens of a row; unless given the train length, for Hugging Face models at most 2,048.
-        data: Another corpus than the run's own, with the same tokenizer.
-        text: texts from outside instead of a corpus.
-        device: cuda, cuda:1 or cpu; auto takes a GPU if there is one.
+        parts: frequencies (against RoPE's, during training), bands (contributions by distance, norms), ablation
+            (leave-one-out, two evaluations per band), slowest (without the slowest bands, for every number of them,
+            equally many evaluations), phasors (the gradient by distance). By default frequencies, bands and phasors;
+            for a Hugging Face model bands, as it has neither frequencies nor phasors.
+        rows: documents to measure bands on.
+        phasor_rows: documents to measure phasors on.
+        layer: The only layer to measure phasors of; all by default.
+        max_tokens: tokens to score removals on, in first windows of documents.
+        length: Tokens per row; by default the train length, for Hugging Face models at most 2,048.
+        data: A corpus other than the run's own, with the same tokenizer.
+        text: external texts instead of a corpus.
+        device: cuda, cuda:1 or cpu; auto uses a GPU if there is one.
         json_: Print JSON.
     """
     from lerope.core.checks import check_count
@@ -97,7 +97,7 @@ def analyze(
         check_count(field, value)
     request = EvalRequest(data=data, text=text, length=length, device=device)
     sizes = _Sizes(rows, phasor_rows, layer, max_tokens)
-    # JSON stands alone on standard output, so that progress goes elsewhere.
+    # Only JSON goes to standard output, so progress goes elsewhere.
     with stoppable(), redirect_stdout(sys.stderr) if json_ else nullcontext():
         found = [_carry_out(run, parts, request, sizes) for run in runs]
     if json_:
@@ -150,7 +150,7 @@ def _show(found: list[_Analysis]) -> None:
 
 
 def _table(analysis: _Analysis) -> Table:
-    """One row a band, with the columns that were measured."""
+    """One row per band, with the measured columns."""
     columns: dict[str, dict[int, str]] = {}
     rope, learned = _wavelengths(analysis)
     if rope:
@@ -159,7 +159,7 @@ def _table(analysis: _Analysis) -> Table:
     if analysis.bands is not None:
         columns["RMS in\nlogits"] = {row["band"]: f"{row['rms']:.4f}" for row in analysis.bands.bands}
     if analysis.ablation is not None:
-        for meaning, heading in (("contribution", "zeroed,\nnats"), ("frequency", "not turned,\nnats")):
+        for meaning, heading in (("contribution", "zeroed,\nnats"), ("frequency", "not rotated,\nnats")):
             columns[heading] = {
                 row["band"]: f"{row['increase']:+.4f}"
                 for row in analysis.ablation.removals
@@ -181,7 +181,7 @@ def _table(analysis: _Analysis) -> Table:
 
 
 def _wavelengths(analysis: _Analysis) -> tuple[dict[int, float | None], dict[int, float | None]]:
-    """RoPE's, where known, and the run's own by band; means over layers and heads where these have their own."""
+    """RoPE's, if known, and the run's own by band; means over layers and heads if these have their own."""
     from lerope.analyze.targets import wavelength
 
     if analysis.frequencies is not None:
@@ -230,7 +230,7 @@ def _sentences(analysis: _Analysis) -> list[str]:
 
 def _dominant_sentence(bands: "Bands") -> str:
     if bands.dominant_band is None:
-        return "No band turns, so none carries position."
+        return "No band rotates, so none carries position."
     if not bands.stands_out or bands.dominant_wavelength is None:
         ratio = "" if bands.dominance is None else f", is only {bands.dominance:.2f} times the next"
         return f"No band stands out: the largest RMS, that of band {bands.dominant_band}{ratio}."
@@ -245,14 +245,14 @@ def _slowest_sentence(slowest: "SlowestRemovals") -> str:
     """How many of the slowest bands hardly matter."""
 
     def most(meaning: str) -> int:
-        """As many as cost no more than 0.001 nats, together and each fewer."""
+        """The largest number such that it and every smaller number cost at most 0.001 nats."""
         rows = sorted((row for row in slowest.removals if row["meaning"] == meaning), key=lambda row: row["num_bands"])
         return next((row["num_bands"] - 1 for row in rows if row["increase"] > _HARDLY), len(rows))
 
     total = len(slowest.removals) // 2
     return (
-        f"At a cost of at most {_HARDLY:g} nats the {most('frequency')} slowest of {total} bands need not turn, and "
-        f"the {most('contribution')} slowest can be left out altogether."
+        f"At a cost of at most {_HARDLY:g} nats, the {most('frequency')} slowest of {total} bands need not rotate, and "
+        f"the {most('contribution')} slowest can be removed altogether."
     )
 
 
@@ -273,7 +273,7 @@ def _suppression_sentence(frequencies: "LearnedFrequencies") -> str:
 
 
 def _side_by_side(found: list[_Analysis]) -> Table:
-    """Wavelengths of all runs; RoPE's of the first that has any."""
+    """Wavelengths of all runs, and RoPE's from the first that has any."""
     pairs = [_wavelengths(analysis) for analysis in found]
     rope = next((rope for rope, _ in pairs if rope), {})
     table = Table(title="Wavelengths, tokens", title_justify="left", box=SIMPLE_HEAD)
@@ -290,7 +290,7 @@ def _side_by_side(found: list[_Analysis]) -> Table:
 
 
 def _ratio_sentences(found: list[_Analysis]) -> list[str]:
-    """How dominant wavelengths go with the train length, by both estimators."""
+    """How dominant wavelengths scale with the train length, by both estimators."""
     from lerope.scaling.wavelengths import left_out_of_ratio, wavelength_ratio
 
     measured = [analysis.bands for analysis in found if analysis.bands is not None]
@@ -302,7 +302,7 @@ def _ratio_sentences(found: list[_Analysis]) -> list[str]:
     )
     spread = "" if ratio.standard_deviation is None else f" ± {ratio.standard_deviation:.3f}"
     return [
-        f"Dominant wavelength by train length over {len(chosen)} runs with one set of learned frequencies where a band "
+        f"Dominant wavelength / train length over {len(chosen)} runs with one set of learned frequencies where a band "
         f"stands out: mean {ratio.mean:.3f}{spread}; least-squares slope through the origin {ratio.slope:.3f}, where "
         f"one run has {ratio.largest_weight:.0%} of the weight."
     ]

@@ -28,18 +28,18 @@ def bench(
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
     json_: Annotated[bool, arg(name="json")] = False,
 ) -> None:
-    """Measure ceilings, rotary kernels, attention, the head and whole steps; every figure is beside the ceilings.
+    """Measure ceilings, rotary kernels, attention, the head and whole steps, with every figure against the ceilings.
 
     Example: lerope bench rotary step --data data/my-text --out bench.json
 
     Ctrl-C ends it early and keeps what was measured.
 
     Args:
-        sections: ceilings, rotary, attention, head, step; all unless given, and ceilings always.
-        quick: Small sizes and few rounds, to see that everything runs; always so on a CPU.
-        rungs: Whose attention, head and steps to measure; 52M and 217M, or demo if quick, unless given.
-        rounds: Samples of each candidate; 30, or 3 if quick, unless given.
-        data: A folder that `lerope data prepare` wrote, whose documents to pack; made-up ones unless given.
+        sections: ceilings, rotary, attention, head, step; all by default, and ceilings always.
+        quick: Small sizes and few rounds, to check that everything runs; always on for a CPU.
+        rungs: Whose attention, head and steps to measure; by default 52M and 217M, or demo if quick.
+        rounds: Samples of each candidate; by default 30, or 3 if quick.
+        data: A folder that `lerope data prepare` wrote, whose documents to pack; by default, made-up ones.
         nanogpt: A folder with nanoGPT's model.py, to train at equal size.
         out: Save the result as JSON here.
         json_: Print JSON.
@@ -57,7 +57,7 @@ def bench(
     if json_:
         print(json.dumps(found.as_dict(), indent=1))
     if found.stopped:
-        print("Stopped; what was measured by then is above" + (f" and in {out}." if out else "."), file=sys.stderr)
+        print("Stopped; measurements so far are above" + (f" and in {out}." if out else "."), file=sys.stderr)
         sys.exit(130)
 
 
@@ -167,7 +167,7 @@ def _table(title: str, first: str, *headings: str) -> Table:
 
 
 def _print(console: Console, table: Table, rows: Iterable[Any], name: str = "name") -> None:
-    """The table, and below it why some figures are not there."""
+    """The table, and below it why some figures are missing."""
     if not table.rows:
         return
     console.print(table)
@@ -176,7 +176,7 @@ def _print(console: Console, table: Table, rows: Iterable[Any], name: str = "nam
 
 
 def _groups(rows: Sequence[Any], *fields: str) -> list[list[Any]]:
-    """Rows that are alike in some fields, in order of appearance."""
+    """Rows grouped by some fields, in order of appearance."""
     found: dict[tuple[Any, ...], list[Any]] = {}
     for row in rows:
         found.setdefault(tuple(row[field] for field in fields), []).append(row)

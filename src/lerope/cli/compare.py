@@ -22,15 +22,15 @@ def compare(
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
     json_: Annotated[bool, arg(name="json")] = False,
 ) -> None:
-    """Compare evaluated runs, paired by seed and document, with intervals that say how much is noise.
+    """Compare evaluated runs, paired by seed and document, with intervals that show how much is noise.
 
     Example: lerope compare runs/52M-rope-4* runs/52M-lerope-4*
 
     Args:
-        runs: finished run directories that `lerope eval` has scored, of one rung or several.
-        baseline: The method that others are held against; rope, or the first, unless given.
-        reference: The method whose gain counts as 100 %; lerope, or the first but the baseline, unless given.
-        evaluation: Which evaluation to compare: a file of each run's folder results, without its .json.
+        runs: finished run directories scored by `lerope eval`, of one or more rungs.
+        baseline: The method to compare others with; by default rope, or the first.
+        reference: The method whose gain counts as 100 %; by default lerope, or the first besides the baseline.
+        evaluation: Which evaluation to compare: a file in each run's results folder, without .json.
         out: Also save the comparison as JSON here.
         json_: Print JSON.
     """
@@ -74,7 +74,7 @@ def _show_losses(console: Console, found: "Comparison", rung: str) -> None:
 
 def _show_effects(console: Console, found: "Comparison", rung: str) -> None:
     over = "over the seeds that both have, and its standard deviation between seeds"
-    console.print(f"{rung}: difference to {found.baseline}, {over}")
+    console.print(f"{rung}: difference from {found.baseline}, {over}")
     table = _table("method", "seeds", "difference", "deviation", "95 % interval over", "low", "high")
     for effect in found.effects:
         if effect["rung"] == rung:
@@ -112,7 +112,7 @@ def _show_gains(console: Console, found: "Comparison", rung: str) -> None:
 def _show_positions(console: Console, found: "Comparison", rung: str) -> None:
     gaps = [gap for gap in found.by_position if gap["rung"] == rung]
     methods = list(dict.fromkeys(gap["method"] for gap in gaps))
-    console.print(f"{rung}: difference to {found.baseline} by position, with standard errors over documents")
+    console.print(f"{rung}: difference from {found.baseline} by position, with standard errors over documents")
     table = _table("positions", "tokens", *methods)
     for start in dict.fromkeys(gap["start"] for gap in gaps):
         row = [gap for gap in gaps if gap["start"] == start]

@@ -27,7 +27,7 @@ def prepare(
 ) -> None:
     """Turn text into a tokenizer, token shards and a manifest.
 
-    Stopped at any moment, the same command goes on where it was; the result is the same for any number of workers.
+    If stopped at any moment, the same command resumes; the result is the same for any number of workers.
 
     Example: lerope data prepare my-text/ --out data/my-text
 
@@ -36,18 +36,18 @@ def prepare(
     Args:
         sources: Files or folders of .txt .md .py .jsonl .jsonl.gz .jsonl.xz .jsonl.zst .parquet; python: for the
             sources of this Python; hf:NAME[:CONFIG[:SPLIT]] for a Hugging Face dataset (hf:c4, hf:starcoder).
-        out: The folder to make.
-        tokenizer: An existing SentencePiece model; without it, one is trained on a sample of the sources.
-        vocab_size: Pieces to train, 32,000 if not given; with --tokenizer, how many of its ids to use.
+        out: The folder to create.
+        tokenizer: An existing SentencePiece model; by default, one is trained on a sample of the sources.
+        vocab_size: Pieces to train, by default 32,000; with --tokenizer, how many of its ids to use.
         text_field: The field that holds the text in JSON, Parquet and datasets.
         validation_fraction: Share of the documents, by a hash of their text, for validation.
-        validation: Sources for validation, instead of a share of the documents; for hf:c4, unless one of both is
-            given, its own validation split.
-        max_tokens: Stop with the document with which there are so many tokens for training.
-        max_validation_tokens: The same for validation, which `lerope eval` reads whole. All, unless given; for hf:c4
+        validation: Sources for validation, instead of a share of the documents; for hf:c4 with neither, its own
+            validation split.
+        max_tokens: Stop after the document that reaches this many training tokens.
+        max_validation_tokens: The same for validation, all of which `lerope eval` reads. All by default; for hf:c4
             and hf:starcoder 10,000,000 if neither --validation nor --validation-fraction is given, so that evaluation
-            takes about 5 % of the time of training at 52M and less above.
-        skip_invalid: Leave out documents that are not valid UTF-8, and count them.
+            takes about 5 % of the training time at 52M and less above.
+        skip_invalid: Skip documents that are not valid UTF-8, and count them.
         workers: Processes that encode.
     """
     with stoppable():
@@ -83,8 +83,8 @@ def inspect(
     Example: lerope data inspect data/my-text --samples 5
 
     Args:
-        directory: What `lerope data prepare` made.
-        samples: How many documents of each split to show the beginning of.
+        directory: What `lerope data prepare` wrote.
+        samples: How many documents of each split to show the start of.
         json_: Print JSON.
     """
     summary = summarize(directory, samples)

@@ -1,4 +1,4 @@
-"""lerope demo: the researcher's journey in minutes, on the Python sources that every machine has."""
+"""lerope demo: a researcher's workflow in minutes, on the Python sources that every machine has."""
 
 import math
 import sys
@@ -13,7 +13,7 @@ from lerope.cli.report import report
 from lerope.cli.stopping import stoppable
 from lerope.launch.small import CUDA_RECIPE, CUDA_STEPS, RECIPE, STEPS, VOCAB_SIZE
 
-# Documents that bands and phasors are measured on.
+# Documents to measure bands and phasors on.
 _NUM_ROWS, _NUM_PHASOR_ROWS = 16, 2
 BARS = " ▁▂▃▄▅▆▇█"
 
@@ -29,10 +29,10 @@ def demo(
     Example: lerope demo
 
     Args:
-        out: where data, runs and the page go; a second call goes on with what is there.
-        seed: decides initial weights and the order of documents, for both runs.
-        steps: Steps of each run; 300 unless given, on a GPU 600 of a larger model.
-        device: cuda or cpu; auto takes a GPU if there is one.
+        out: where data, runs and the page go; a second call resumes from what is there.
+        seed: sets initial weights and the order of documents, for both runs.
+        steps: Steps of each run; by default 300, or 600 of a larger model on a GPU.
+        device: cuda or cpu; auto uses a GPU if there is one.
     """
     import torch
 
@@ -52,9 +52,9 @@ def demo(
     say("\n[bold]4. Losses over whole documents, and what each band does[/bold]")
     with stoppable():
         losses = _measure(runs, device)
-    say("\n[bold]5. The page[/bold], with figures and tables beside it")
+    say("\n[bold]5. The page[/bold], with figures and tables next to it")
     report(tuple(runs.values()), out=out / "report")
-    say("\n[bold]6. What came of it[/bold]")
+    say("\n[bold]6. Results[/bold]")
     say(_loss_table(losses, manifest.splits["validation"].unigram_entropy))
     say(_frequencies(runs["lerope"]))
     say(_verdict(runs, seed))
@@ -67,7 +67,7 @@ def _train(encoding: str, out: Path, seed: int, steps: int | None, device: str, 
     count = steps or (CUDA_STEPS if on_cuda else STEPS)
     fields = {**(CUDA_RECIPE if on_cuda else RECIPE), "steps": count, "validation_tokens": 1 << 30}
     name, precision = ("19M", "bf16") if on_cuda else ("demo", "float32")
-    # A run of a few steps can take no more decay than a tenth of them.
+    # A short run can take at most a tenth of its steps in decay.
     fields["weight_decay"] = min(fields["weight_decay"], count / 10)
     chosen = recipe(name, encoding, seed, precision, **fields)  # type: ignore[arg-type]
     setup = Setup(device=device, checkpoint_steps=50, validation_steps=count)
@@ -107,7 +107,7 @@ def _loss_table(losses: dict[str, float], unigram_entropy: float) -> Table:
 
 
 def _frequencies(run: Path) -> str:
-    """How the log-scales moved, as bars over bands and as the bands that moved most."""
+    """How the log-scales moved, as bars over bands and a list of the bands that moved most."""
     from lerope.rotary.artifact import Frequencies
 
     saved = Frequencies.load(run / "model" / "frequencies.json")
@@ -132,8 +132,8 @@ def _verdict(runs: dict[str, Path], seed: int) -> str:
 
     (effect,) = compare(list(runs.values()), baseline="rope").effects
     return (
-        f"\n{effect['verdict']}\nThat both learn far more than token frequencies is certain; which encoding is better "
-        f"is not: this is one seed ({seed}), a tiny model and a minute of training, and the paper's differences of a "
+        f"\n{effect['verdict']}\nBoth certainly learn far more than token frequencies; which encoding is better is not "
+        f"certain: this is one seed ({seed}), a tiny model and a minute of training, and the paper's differences of a "
         "few thousandths of a nat show in longer runs over several seeds."
     )
 

@@ -1,4 +1,4 @@
-"""lerope doctor: does everything that could run on this machine run, and right?"""
+"""lerope doctor: whether everything that can run on this machine runs correctly."""
 
 import json
 import sys
@@ -20,9 +20,9 @@ _COLOURS = {OK: "green", MISSING: "yellow", BROKEN: "red"}
 
 
 def doctor(*, json_: Annotated[bool, arg(name="json")] = False) -> None:
-    """Look at everything lerope can use, and try it: kernels against float64, the compiler, packages, folders.
+    """Find and try everything lerope can use: kernels against float64, the compiler, packages, folders.
 
-    The exit code is 1 if something is broken: it is there, and it fails or is wrong. What is missing is no error.
+    The exit code is 1 if something is broken: present, but failing or wrong. Missing things are not errors.
 
     Example: lerope doctor
 
@@ -47,7 +47,7 @@ def doctor(*, json_: Annotated[bool, arg(name="json")] = False) -> None:
 
 
 def _show(console: Console, finding: Finding) -> None:
-    """One line of the table, at once: the next may take seconds."""
+    """One line of the table, immediately: the next may take seconds."""
     row = Table.grid(padding=(0, 2))
     row.add_column(width=7, style=_COLOURS[finding["status"]])
     row.add_column(width=17)
@@ -61,7 +61,7 @@ def _summarize(console: Console, findings: list[Finding]) -> None:
     number = Counter(finding["status"] for finding in findings)
     console.print(
         f"\n{number[BROKEN]} broken, {number[MISSING]} missing, {number[OK]} ok. "
-        + ("Mend what is broken first." if number[BROKEN] else "Everything that is here works.")
+        + ("Fix what is broken first." if number[BROKEN] else "Everything that is here works.")
     )
 
 

@@ -1,4 +1,4 @@
-"""lerope eval RUN ...: loss and perplexity over documents that are not packed."""
+"""lerope eval RUN ...: loss and perplexity over unpacked documents."""
 
 import json
 import math
@@ -29,13 +29,13 @@ def evaluate(
     request: Annotated[EvalRequest, OmitArgPrefixes, arg(name="")] = EvalRequest(),  # noqa: B008
     json_: Annotated[bool, arg(name="json")] = False,
 ) -> None:
-    """Score finished runs on validation documents or on any text; every token's loss is kept for `lerope compare`.
+    """Score finished runs on validation documents or any text; every token's loss is kept for `lerope compare`.
 
     Example: lerope eval runs/52M-rope-42 runs/52M-lerope-42
 
-    Text from outside: lerope eval runs/52M-lerope-42 --text essay.txt
+    External text: lerope eval runs/52M-lerope-42 --text essay.txt
 
-    On the GPUs of a machine: torchrun --nproc-per-node=8 -m lerope eval runs/217M-lerope-42
+    On all GPUs of a machine: torchrun --nproc-per-node=8 -m lerope eval runs/217M-lerope-42
 
     Args:
         runs: finished run directories.
@@ -67,7 +67,7 @@ def check_runs(runs: tuple[Path, ...]) -> None:
 
 
 def alike(results: list[Kind], besides: tuple[str, ...] = ()) -> list[list[Kind]]:
-    """Results with the same settings together, for a table each.
+    """Results grouped by settings, for one table per group.
 
     Args:
         besides: settings that may differ.

@@ -1,4 +1,4 @@
-"""lerope export RUN OUT: a run as files that serving engines read."""
+"""lerope export RUN OUT: a run as files for serving engines."""
 
 import json
 import warnings
@@ -37,13 +37,13 @@ def export(
 
     Args:
         run: a finished run's directory.
-        out: a folder that does not exist or is empty.
+        out: a new or empty folder.
         format: hf for a Hugging Face folder, gguf for llama.cpp.
-        length: Bake an extension to this many tokens in.
+        length: Bake in an extension to this many tokens.
         method: How to extend.
-        temperature: Of yarn and dominant_band: logits get (temperature ln(length / train length) + 1)^2; 0 for none.
+        temperature: For yarn and dominant_band, logits scale by (temperature ln(length / train length) + 1)^2; 0: none.
         dominant_band: The band that method dominant_band slows.
-        dtype: Of the weights.
+        dtype: The weights' dtype.
         tokenizer: A SentencePiece .model file in place of the run's own.
         json_: Print JSON.
     """

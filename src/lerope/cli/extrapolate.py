@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lerope.evaluate.perplexity import EvalRequest
     from lerope.results import Extrapolation
 
-# Documents from which the dominant band is found.
+# Documents used to find the dominant band.
 _NUM_ROWS = 16
 
 
@@ -39,24 +39,24 @@ def extrapolate(
     batch_tokens: int | None = None,
     json_: Annotated[bool, arg(name="json")] = False,
 ) -> None:
-    """Score finished runs on documents longer than those of training, with every way of stretching frequencies.
+    """Score finished runs on documents beyond the train length, with every way of stretching frequencies.
 
-    Naive, PI, NTK-by-parts, YaRN for each temperature, and interpolation of the dominant band alone; each document by
-    its own length, and nothing changes at or below the train length.
+    Naive, PI, NTK-by-parts, YaRN at each temperature, and interpolation of only the dominant band; each document is
+    stretched by its own length, and nothing changes up to the train length.
 
     Example: lerope extrapolate runs/52M-rope-42 runs/52M-lerope-42 --to 4096
 
     Args:
         runs: finished run directories.
         to: where documents are cut, in tokens.
-        temperatures: coefficients c of YaRN's temperature, (c ln s + 1)^2 on the logits, to be tried.
-        dominant_band: the band to interpolate alone; found from the run's own attention unless given.
-        data: another corpus than the run's own, with the same tokenizer.
-        text: texts from outside instead of a corpus.
-        max_tokens: score whole documents up to the one that reaches this many tokens; all unless given.
-        precision: float32 is the reference; bf16 is faster on a GPU and rounds.
-        device: cuda, cuda:1 or cpu; auto takes a GPU if there is one.
-        batch_tokens: tokens that go through the model at once; as many as are useful unless given.
+        temperatures: coefficients c of YaRN's temperature to try; logits scale by (c ln s + 1)^2.
+        dominant_band: the only band to interpolate; by default, found from the run's own attention.
+        data: a corpus other than the run's own, with the same tokenizer.
+        text: external texts instead of a corpus.
+        max_tokens: score whole documents up to the one that reaches this many tokens; all by default.
+        precision: float32 is the reference; bf16 is faster on a GPU but rounds.
+        device: cuda, cuda:1 or cpu; auto uses a GPU if there is one.
+        batch_tokens: tokens per forward pass; by default, as many as are useful.
         json_: Print JSON.
     """
     from lerope.evaluate.extrapolation import extrapolate as carry_out
@@ -79,14 +79,14 @@ def extrapolate(
         if json_:
             print(json.dumps([result.as_dict() for result in results], indent=1))
         else:
-            # Each run has a dominant band of its own.
+            # Each run has its own dominant band.
             for group in alike(results, besides=("dominant_band", "temperatures")):
                 _show(group, to)
     leave(0)
 
 
 def _dominant_band(path: Path, request: "EvalRequest", device: "torch.device") -> int | None:
-    """The band that carries position in this run; None where no band turns."""
+    """The band that carries position in this run; None if no band rotates."""
     from lerope.analyze.bands import contributions, dominant_band, full_rows
     from lerope.core.run import finished_run
     from lerope.model.saved import load_model
@@ -103,7 +103,7 @@ def _show(results: list["Extrapolation"], to: int) -> None:
     for selection, title in titles.items():
         rows = [(result, row) for result in results for row in result.ways if row["selection"] == selection]
         if not rows:
-            console.print(f"{title}: there are none.\n")
+            console.print(f"{title}: none.\n")
             continue
         first = rows[0][1]
         share = first["num_extrapolated"] / first["num_tokens"]

@@ -1,4 +1,4 @@
-"""lerope ladder STUDY --data DIR ...: a study's runs and measurements, started or gone on with."""
+"""lerope ladder STUDY --data DIR ...: starts or resumes a study's runs and measurements."""
 
 import json
 import shlex
@@ -31,29 +31,29 @@ def ladder(
     print_: Annotated[bool, arg(name="print")] = False,
     json_: Annotated[bool, arg(name="json")] = False,
 ) -> None:
-    """Train and measure every run of a study, several at once where there are several GPUs.
+    """Train and measure every run of a study, several at once if there are several GPUs.
 
-    Without a study, lists those there are. Stopped at any moment, the same command goes on: finished runs stay, others
-    go on from their checkpoints. A run that fails leaves the others alone.
+    Without a study, lists all studies. If stopped at any moment, the same command resumes: finished runs are kept,
+    others continue from their checkpoints. A failed run does not affect the others.
 
     Example: lerope ladder seeds --data data/c4
 
-    In minutes on a laptop: lerope ladder main --data data/small --demo
+    In minutes, on a laptop: lerope ladder main --data data/small --demo
 
-    For a cluster, a line for each run: lerope ladder main --data /shared/c4 --out /shared/main --print
+    For a cluster, one line per run: lerope ladder main --data /shared/c4 --out /shared/main --print
 
     Args:
-        study: a name from the list, or file.py:function or module:function of your own.
+        study: a name from the list, or your own file.py:function or module:function.
         data: a folder that `lerope data prepare` wrote.
-        out: the folder of the run directories; studies/STUDY unless given, studies/STUDY-demo with --demo.
-        demo: The same study in small: data with a vocabulary of 2,048, models of the rung demo, few steps.
+        out: the folder of the run directories; by default studies/STUDY, or studies/STUDY-demo with --demo.
+        demo: A small version of the study: data with a vocabulary of 2,048, models of the rung demo, few steps.
         steps: steps of every run; with --demo, those of the largest rung.
-        sweep: Search each rung's learning rate first, with RoPE, in OUT/sweeps; rungs above 608M follow from the
-            others. The paper's learning rates are taken otherwise.
-        filler: text to hide needles in, in place of Python's documentation, which a prompt of 32k tokens repeats.
-        at_once: how many runs at once; one on each GPU, or one on a CPU, unless given.
+        sweep: First search for each rung's learning rate, with RoPE, in OUT/sweeps; rungs above 608M follow from the
+            others. By default, the paper's learning rates are used.
+        filler: text to hide needles in, instead of Python's documentation, which a prompt of 32k tokens repeats.
+        at_once: how many runs at once; by default one per GPU, or one on a CPU.
         status: Show how far the runs are, and start nothing.
-        print_: Print the commands, one line a run in an order in which they can run, and start nothing.
+        print_: Print the commands, one line per run in an order in which they can run, and start nothing.
         json_: Print the list, or the status, as JSON.
     """
     from lerope.launch.local import LOGS, carry_out, places
@@ -75,7 +75,7 @@ def ladder(
         return
     if data is None:
         example = prepare_command(chosen, demo)
-        raise ValueError(f"data must name prepared text, as `{example}` makes it; got none.")
+        raise ValueError(f"data must name prepared text, for example from `{example}`; got none.")
     if print_:
         for run in chosen.runs:
             print(" && ".join(shlex.join(["lerope", *command]) for command in run.commands(data, out)))
@@ -90,14 +90,14 @@ def ladder(
     _status(chosen, out, data, json_)
     if failed:
         print(
-            f"{len(failed)} of {len(chosen.runs)} runs failed, as said above; logs are in {out / LOGS}.",
+            f"{len(failed)} of {len(chosen.runs)} runs failed (see above); logs are in {out / LOGS}.",
             file=sys.stderr,
         )
         sys.exit(1)
 
 
 def sized(study: "Study", demo: bool, steps: int | None) -> "Study":
-    """A study as it is, in small, or with another number of steps."""
+    """A study as is, its small version, or with a different number of steps."""
     from lerope.launch.small import STUDY_STEPS, in_small
     from lerope.launch.study import shortened
 
@@ -117,7 +117,7 @@ def _check(study: "Study", data: Path) -> None:
         wanted = run.recipe(Path()).model.vocab_size
         if wanted != found:
             raise ValueError(
-                f"{data} has a vocabulary of {found:,}, but {run.name} is a model for {wanted:,}; prepare the data "
+                f"{data} has a vocabulary of {found:,}, but {run.name} expects {wanted:,}; prepare the data "
                 f"with --vocab-size {wanted}."
             )
 

@@ -1,4 +1,4 @@
-"""lerope COMMAND ...: finds the command's module, turns its function into flags, and errors into one sentence."""
+"""lerope COMMAND ...: finds the command's module, turns its function into flags, and its errors into one sentence."""
 
 import importlib
 import os
@@ -9,30 +9,30 @@ import lerope
 
 # Command: (module, what it does). A module has `COMMAND`, a function or a dictionary of functions by subcommand.
 COMMANDS = {
-    "demo": ("lerope.cli.demo", "the whole journey in minutes on a CPU"),
+    "demo": ("lerope.cli.demo", "the whole workflow in minutes on a CPU"),
     "data": ("lerope.cli.data", "prepare text for training, or look at prepared data"),
     "tokenizer": ("lerope.cli.tokenizer", "train a tokenizer, or look at one"),
-    "plan": ("lerope.cli.plan", "what a run or a study costs, before spending any"),
+    "plan": ("lerope.cli.plan", "what a run or a study will cost"),
     "train": ("lerope.cli.train", "train a model of the ladder with any encoding"),
-    "watch": ("lerope.cli.watch", "the report's page, live while runs train"),
+    "watch": ("lerope.cli.watch", "the report page, live while runs train"),
     "eval": ("lerope.cli.eval", "loss and perplexity of runs over whole documents"),
     "compare": ("lerope.cli.compare", "whether encodings differ by more than noise"),
     "multipliers": ("lerope.cli.multipliers", "how much compute an encoding saves"),
     "needle": ("lerope.cli.needle", "whether runs find values hidden in long text"),
-    "extrapolate": ("lerope.cli.extrapolate", "loss beyond the train length, by every extension"),
+    "extrapolate": ("lerope.cli.extrapolate", "loss beyond the train length, with every extension"),
     "analyze": ("lerope.cli.analyze", "what a run learned: wavelengths, bands, gradients"),
     "report": ("lerope.cli.report", "one page, every figure and every table"),
-    "sweep": ("lerope.cli.sweep", "search the learning rate of a rung"),
-    "ladder": ("lerope.cli.ladder", "run a study: the paper's by name, or one of your own"),
+    "sweep": ("lerope.cli.sweep", "search for a rung's learning rate"),
+    "ladder": ("lerope.cli.ladder", "run a study: one of the paper's, or your own"),
     "export": ("lerope.cli.export", "write a run for transformers and serving engines"),
-    "verify": ("lerope.cli.verify", "whether engines compute what an exported model is"),
+    "verify": ("lerope.cli.verify", "whether engines reproduce an exported model"),
     "bench": ("lerope.cli.bench", "how fast this machine trains, against its ceilings and peers"),
-    "doctor": ("lerope.cli.doctor", "does everything that could run on this machine run, and right?"),
+    "doctor": ("lerope.cli.doctor", "whether everything on this machine runs correctly"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs a command; the process ends with 0, with 2 after bad input, or with 128 + a signal's number."""
+    """Runs a command; the exit code is 0, 2 after bad input, or 128 + a signal's number."""
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] in ("-h", "--help", "help"):
         print(_help())
@@ -44,11 +44,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def guarded(name: str, call: Callable[[], None]) -> None:
-    """Calls, and turns what users can mend into one sentence and exit code 2."""
+    """Calls, and turns errors that users can fix into one sentence and exit code 2."""
     try:
         call()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what reads our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whatever reads our output has stopped
         sys.exit(0)
     except (ValueError, OSError) as error:
         if os.environ.get("LEROPE_TRACEBACK"):
@@ -64,7 +64,7 @@ def guarded(name: str, call: Callable[[], None]) -> None:
 
 
 def _joined() -> bool:
-    """Whether this process is one of a group by now: before, an error is the same on all and one speaks of it."""
+    """Whether this process has joined a group: before that, an error is the same on all, and one reports it."""
     distributed = sys.modules.get("torch.distributed")
     return bool(distributed and distributed.is_initialized())
 

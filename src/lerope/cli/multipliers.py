@@ -30,21 +30,21 @@ def multipliers(
     From a table: lerope multipliers losses.csv --baseline rope
 
     Args:
-        paths: run directories that `lerope eval` has scored, of two rungs or more; or a CSV with a column rung
-            (52M ... 2.52B) or compute (FLOPs), and a column of losses in nats a method.
+        paths: run directories scored by `lerope eval`, of two or more rungs; or a CSV with a column rung
+            (52M ... 2.52B) or compute (FLOPs), and a column of losses in nats per method.
         paper: Recompute the paper's tables from the numbers it prints and compare.
-        baseline: The method that others are measured against; rope, or the first, unless given.
-        evaluation: Which evaluation of the runs to take: a file of their folders results, without its .json.
+        baseline: The method to compare others with; by default rope, or the first.
+        evaluation: Which evaluation of the runs to use: a file in their results folders, without .json.
         out: Also save the result as JSON here.
         json_: Print JSON.
     """
     from lerope.scaling.study import read_losses, read_runs, study
 
     if paper == bool(paths):
-        raise ValueError("give either a FILE of losses, or RUNS, or --paper.")
+        raise ValueError("give a FILE of losses, RUNS, or --paper.")
     if paper:
         if baseline is not None or out is not None:
-            raise ValueError("--paper takes no --baseline and no --out; leave them out, or redirect --json.")
+            raise ValueError("--paper takes neither --baseline nor --out; omit them, or redirect --json.")
         _paper(json_)
         return
     tables = [path for path in paths if not path.is_dir()]
@@ -70,14 +70,14 @@ def _show(found: "Multipliers") -> None:
         last = method
     console.print(table)
     if found.fits:
-        console.print("fits of L = E + A C^-alpha; a hinge is a power law that breaks and has two exponents and no E")
+        console.print("fits of L = E + A C^-alpha; a hinge is a broken power law with two exponents and no E")
         console.print(_fits(found))
     for note in found.notes:
         console.print(f"note: {note}")
 
 
 def _fits(found: "Multipliers") -> Table:
-    """One row a fit; the joint one has a row for each method and one for its error over all."""
+    """One row per fit; the joint one has a row per method and one for its overall error."""
     fits: dict[tuple[str, str | None], dict[str, float]] = {}
     for fit in found.fits:
         fits.setdefault((fit["estimator"], fit["method"]), {})[fit["parameter"]] = fit["value"]

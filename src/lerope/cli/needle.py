@@ -1,4 +1,4 @@
-"""lerope needle RUN ...: whether a run finds values that are hidden in text."""
+"""lerope needle RUN ...: whether a run finds values hidden in text."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lerope.evaluate.haystack import Haystacks, Prompt
     from lerope.results import Needle, NeedleCell
 
-# Tokens of a shown prompt: all, or these many at its start, from before the gold needle on, and at its end.
+# Tokens of a prompt to show: all, or this many at its start, before and after the gold needle, and at its end.
 _SHOWN_TOKENS, _SHOWN_START, _SHOWN_BEFORE, _SHOWN_AFTER, _SHOWN_END = 400, 80, 40, 80, 80
 
 
@@ -29,19 +29,19 @@ def needle(
     show: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
     json_: Annotated[bool, arg(name="json")] = False,
 ) -> None:
-    """Hide numbers under keys in English text and ask finished runs for one of them; the prompts are the same for all.
+    """Hide numbers under keys in English text and ask finished runs for one of them; all get the same prompts.
 
     Example: lerope needle runs/52M-rope-42 runs/52M-lerope-42
 
     One needle beyond the train length: lerope needle runs/52M-lerope-42 --to 32768 --method yarn
 
-    Read some prompts: lerope needle runs/52M-lerope-42 --show 3
+    Show some prompts: lerope needle runs/52M-lerope-42 --show 3
 
-    On the GPUs of a machine: torchrun --nproc-per-node=8 -m lerope needle runs/217M-lerope-42
+    On all GPUs of a machine: torchrun --nproc-per-node=8 -m lerope needle runs/217M-lerope-42
 
     Args:
         runs: finished run directories.
-        show: Print so many prompts and ask no model.
+        show: Print this many prompts and run no model.
         json_: Print JSON.
     """
     from lerope.evaluate.needle import needle as carry_out
@@ -81,7 +81,7 @@ def _show_prompts(path: Path, request: NeedleRequest, count: int) -> None:
 
 
 def _readable(haystacks: "Haystacks", prompt: "Prompt") -> str:
-    """The text of a prompt; of a long one its start, what is around the gold needle, and its end."""
+    """The text of a prompt; for a long one, its start, the text around the gold needle, and its end."""
     spans = [(0, len(prompt.tokens))]
     if len(prompt.tokens) > _SHOWN_TOKENS:
         around = (max(0, prompt.gold_start - _SHOWN_BEFORE), prompt.gold_start + _SHOWN_AFTER)
@@ -99,10 +99,10 @@ def _show(results: list["Needle"]) -> None:
     console = Console(highlight=False)
     settings = results[0].settings
     if "method" in settings:
-        kind = f"Needles up to {settings['to']:,} tokens by {settings['method']}"
+        kind = f"Needles up to {settings['to']:,} tokens with {settings['method']}"
     else:
         kind = f"Needles within {settings['train_length']:,} tokens"
-    prompts = f"{settings['samples']} prompt{'s' * (settings['samples'] != 1)} a depth"
+    prompts = f"{settings['samples']} prompt{'s' * (settings['samples'] != 1)} per depth"
     title = f"{kind}, {prompts}, in {settings['filler']}"
     console.print(escape(title), style="bold", soft_wrap=True)
     meanings: dict[str, list[str]] = {}
@@ -119,7 +119,7 @@ def _show(results: list["Needle"]) -> None:
 
 
 def _totals(result: "Needle") -> Table:
-    """All depths together, a row for each length and number of distractors."""
+    """All depths together, with a row for each length and number of distractors."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in (_kinds(result), "exact match", "95 %", "distractor", "nats", "margin"):
         table.add_column(heading, justify="right")
@@ -137,7 +137,7 @@ def _totals(result: "Needle") -> Table:
 
 
 def _map(result: "Needle") -> Table:
-    """Exact match, or at the floor the margin, by depth; a column for each length and number of distractors."""
+    """Exact match (the margin, at the floor) by depth, with a column for each length and number of distractors."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column(f"depth \\ {_kinds(result)}", justify="right")
     for total in result.totals:
@@ -150,13 +150,13 @@ def _map(result: "Needle") -> Table:
 
 
 def _kinds(result: "Needle") -> str:
-    """What tells the kinds of prompts of a result apart."""
+    """What distinguishes the kinds of prompts in a result."""
     several = len({total["num_distractors"] for total in result.totals}) > 1
     return "distractors" if "method" not in result.settings else "tokens, distractors" if several else "tokens"
 
 
 def _kind(result: "Needle", cell: "NeedleCell") -> str:
-    """What a kind of prompts is called; a star where the filler repeats."""
+    """The name of a kind of prompt, starred if the filler repeats."""
     values = {"tokens": f"{cell['length']:,}", "distractors": str(cell["num_distractors"])}
     return ", ".join(values[name] for name in _kinds(result).split(", ")) + "*" * (cell["length"] in result.repeated)
 
@@ -178,8 +178,8 @@ def _meaning(result: "Needle") -> str:
     if result.at_floor:
         clear = [t for t in result.totals if t["margin_error"] is not None and t["margin"] > 3 * t["margin_error"]]
         return (
-            "at the floor, too small or trained too little to copy seven digits; compare margins, where chance is 0 "
-            f"and these are {'clearly' if clear else 'not clearly'} above."
+            "at the floor, too small or trained too little to copy seven digits; compare margins: chance is 0, and "
+            f"these are {'clearly' if clear else 'not clearly'} above it."
         )
     change = f"exact match is {first['rate']:.1%}"
     if first["length"] != last["length"]:
@@ -192,7 +192,7 @@ def _meaning(result: "Needle") -> str:
     )
     if not wrong + others:
         return f"{change}."
-    return f"{change}; of wrong answers {others / (wrong + others):.0%} are another key's value."
+    return f"{change}; {others / (wrong + others):.0%} of wrong answers are another key's value."
 
 
 COMMAND = needle

@@ -1,4 +1,4 @@
-"""lerope plan: what runs cost before any of it is spent."""
+"""lerope plan: what runs will cost."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -26,7 +26,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class _Section:
-    """A table for people, with a line above it and some below."""
+    """A table with a line above it and some below."""
 
     title: str
     table: Table
@@ -48,23 +48,23 @@ def command(
     data: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None,
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
-    """What a run costs before any of it is spent: parameters, tokens, FLOPs, memory and time.
+    """What a run will cost: parameters, tokens, FLOPs, memory and time.
 
-    Without a rung, all of them in one table. Example: lerope plan 217M --gpu H200 --num-gpus 8
+    Without a rung, all rungs in one table. Example: lerope plan 217M --gpu H200 --num-gpus 8
 
     All runs of a study: lerope plan seeds --gpu H200
 
     Args:
         name: a model of the ladder: demo, 19M, 52M, 217M, 608M, 1.34B or 2.52B; or a study, as in `lerope ladder`.
-        gpu: plan for this GPU alone: A100-80G, H100-80G, H200, B200, L40S or RTX 4090.
-        num_gpus: all GPUs of the run.
+        gpu: plan only for this GPU: A100-80G, H100-80G, H200, B200, L40S or RTX 4090.
+        num_gpus: total GPUs of the run.
         gpus_per_node: GPUs in one machine; with more than one machine, hybrid shards within each.
-        row_length: tokens of a row.
-        batch_tokens: tokens of a step, over all GPUs.
-        vocab_size: another vocabulary than the rung's.
+        row_length: tokens per row.
+        batch_tokens: tokens per step, over all GPUs.
+        vocab_size: a vocabulary size other than the rung's.
         utilisation: assumed share of the GPU's dense bfloat16 peak; a guess until a run has measured it.
-        demo: the study in small, as `lerope ladder --demo` runs it.
-        data: what `lerope data prepare` wrote for the study, whose validation split is what evaluation reads.
+        demo: the small version of the study, as run by `lerope ladder --demo`.
+        data: what `lerope data prepare` wrote for the study; evaluation reads its validation split.
         json: print one JSON object instead of tables.
     """
     machine = Machine(
@@ -118,12 +118,12 @@ def _plan_study(name: str, machine: Machine, vocab_size: int | None, demo: bool,
     from lerope.launch.study import prepare_command
 
     if (machine.row_length, machine.batch_tokens, vocab_size) != (2048, BATCH_TOKENS, None):
-        raise ValueError("row_length, batch_tokens and vocab_size are a study's own; change them in its function.")
+        raise ValueError("row_length, batch_tokens and vocab_size are set by a study; change them in its function.")
     study = sized(study_named(name), demo, None)
     prepare = prepare_command(study, demo)
     if data is None:
         validation_tokens, training = VALIDATION_TOKENS, f"Text for it:\n  {prepare}"
-        read = "as hf:c4 and hf:starcoder give it; --data DIR counts that of other text"
+        read = "as for hf:c4 and hf:starcoder; --data DIR counts that of other text"
     else:
         splits = Manifest.load(data).splits
         validation_tokens, train_tokens = splits["validation"].num_tokens, splits["train"].num_tokens
@@ -156,7 +156,7 @@ def _plan_study(name: str, machine: Machine, vocab_size: int | None, demo: bool,
 def _study_sections(
     title: str, costs: "list[RunCost]", machine: Machine, validation: str, training: str
 ) -> Iterator[_Section]:
-    """Runs that cost the same share a line; what is read for validation and training is said in words."""
+    """Runs with the same cost share a line; `validation` and `training` describe what is read."""
     from lerope.launch.cost import FLOAT32_SLOWDOWN
 
     kinds = Counter(replace(cost, run="") for cost in costs)
@@ -176,13 +176,13 @@ def _study_sections(
     seconds = (machine.seconds(flops, gpu) for gpu in machine.gpus)
     hours.add_row(f"time on {machine.num_gpus:,}", *map(_duration, seconds))
     note = (
-        f"Sums over the runs of a line. C = 6 N_ne tokens. Eval: FLOPs of `lerope eval` over {validation} or over its "
+        f"Sums over the runs of a line. C = 6 N_ne tokens. Eval: FLOPs of `lerope eval` over {validation} or its "
         f"--max-tokens. needle and extrapolate are not counted.\n{training}"
     )
     yield _Section(title=title, table=table, note=note)
     shares = {kind.rung: FLOAT32_SLOWDOWN * kind.eval_flops / kind.flops for kind in kinds}
     note = (
-        f"At {100 * machine.utilisation:g} % of the dense bfloat16 peak (--utilisation). `lerope eval` comes on top: "
+        f"At {100 * machine.utilisation:g} % of the dense bfloat16 peak (--utilisation). `lerope eval` is extra: "
         f"its float32 is about {FLOAT32_SLOWDOWN} times slower on A100, H100 and H200, which adds "
         f"{', '.join(f'{share:.1%} at {rung}' for rung, share in shares.items())}."
     )
@@ -198,7 +198,7 @@ def _model(name: str, vocab_size: int | None) -> ModelConfig:
 
 
 def _summary(name: str, model: ModelConfig, costs: Plan, machine: Machine) -> dict[str, Any]:
-    """All but memory, as plain JSON values."""
+    """Everything but memory, as plain JSON values."""
     return {
         "rung": name,
         "model": {**asdict(model), "width": model.width, "mlp_width": model.mlp_width},
@@ -221,7 +221,7 @@ def _summary(name: str, model: ModelConfig, costs: Plan, machine: Machine) -> di
 
 
 def _memory_content(model: ModelConfig, machine: Machine, fits: dict[str, list[Fit]]) -> dict[str, Any]:
-    """Memory of one row, and of what each GPU takes, as plain JSON values."""
+    """Memory of one row, and of what fits on each GPU, as plain JSON values."""
     return {
         "one_row": [{**asdict(way), "memory": _parts(machine.memory(model, way, 1))} for way in machine.ways()],
         "fits": [
@@ -238,7 +238,7 @@ def _parts(memory: Memory) -> dict[str, int]:
 
 def _print(sections: Iterable[_Section]) -> None:
     console = Console(highlight=False)
-    # Everything is worked out before anything is printed: bad input leaves no half of a plan on the screen.
+    # Everything is computed before anything is printed, so that bad input does not print half a plan.
     for i, section in enumerate(list(sections)):
         if i:
             console.print()
@@ -249,7 +249,7 @@ def _print(sections: Iterable[_Section]) -> None:
 
 
 def _table(*columns: str) -> Table:
-    """The first column names the row, the others are numbers."""
+    """The first column names the row; the others are numbers."""
     table = Table(box=None, pad_edge=False)
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left")
@@ -298,7 +298,7 @@ def _facts(model: ModelConfig, costs: Plan, machine: Machine) -> list[tuple[str,
         ("N_ne", _count(costs.block_parameters), "parameters without embedding and head"),
         ("N_tot", _count(costs.total_parameters), "parameters with them"),
         ("gains", f"{costs.gain_parameters:,}", "of norms; not in the paper's counts"),
-        ("LeRoPE adds", f"{costs.encoding_parameters}", "log-scales, one for each band"),
+        ("LeRoPE adds", f"{costs.encoding_parameters}", "log-scales, one per band"),
         ("tokens D", _count(costs.tokens), "20 per parameter"),
         ("steps", f"{costs.steps:,}", f"of {machine.batch_tokens:,} tokens: {_rows(rows)} of {machine.row_length:,}"),
         ("C", _power(costs.compute, 3), "FLOP, 6 N_ne D: the paper's compute"),
@@ -314,7 +314,7 @@ def _memory_section(model: ModelConfig, machine: Machine) -> _Section:
         table.add_row(_label(way, machine), *(f"{part / _GIB:.2f}" for part in parts_bytes))
     note = (
         "Estimated for bfloat16 autocast and compiled blocks. Activations grow with the rows of a micro-batch; copies "
-        f"are weights in bfloat16{' and those FSDP2 gathers' if machine.num_gpus > 1 else ''}."
+        f"are weights in bfloat16{' and those gathered by FSDP2' if machine.num_gpus > 1 else ''}."
     )
     return _Section(title="Memory per GPU in GiB, one row at a time", table=table, note=note)
 
@@ -326,10 +326,10 @@ def _fit_section(fits: dict[str, list[Fit]], machine: Machine) -> _Section:
     memory = (f"{gpu.memory_bytes / _GIB:.0f} GiB" for gpu in machine.gpus)
     table.add_row("memory", *memory, style="dim")
     note = (
-        f"Of a GPU's {_rows(machine.rows_per_gpu)} per step, as many as fit into {100 * USABLE_MEMORY:.0f} % of its "
-        "memory at once; 'no' where one row is too many."
+        f"Of a GPU's {_rows(machine.rows_per_gpu)} per step, as many as fit in {100 * USABLE_MEMORY:.0f} % of its "
+        "memory at once; 'no' if one row is too many."
     )
-    return _Section(title="Rows in a micro-batch (and GiB they take)", table=table, note=note)
+    return _Section(title="Rows per micro-batch (and GiB they take)", table=table, note=note)
 
 
 def _label(way: Way, machine: Machine) -> str:
@@ -354,7 +354,7 @@ def _rows(number: int) -> str:
 
 
 def _count(number: int) -> str:
-    """As the paper prints counts: 18.87M, 1.21B."""
+    """In the paper's format: 18.87M, 1.21B."""
     return f"{number / 1e9:.2f}B" if number >= 1e9 else f"{number / 1e6:.2f}M"
 
 

@@ -9,7 +9,7 @@ from rich.markup import escape
 from tyro.conf import Positional, arg
 
 PAGE = "index.html"
-# The start of a page that this command wrote, which it may write over.
+# The start of a page that this command wrote and may overwrite.
 _MARK, _MARK_WITHIN = '<meta name="generator" content="lerope report">', 1000
 
 
@@ -19,14 +19,14 @@ def report(
     out: Path = Path("report"),
     figures: bool = True,
 ) -> None:
-    """Write what runs have shown: one page that works from disk, and every figure and table as files beside it.
+    """Write the results of runs: one page that opens from disk, with every figure and table as files next to it.
 
     Example: lerope report runs/ --out report/
 
     Args:
-        runs: run directories, or folders that hold some.
-        out: where it goes: index.html, figures/, tables/. A report that is there is written over.
-        figures: Draw the figures too, as PDF, SVG and PNG; the page does without.
+        runs: run directories, or folders that contain some.
+        out: where it goes: index.html, figures/, tables/. An existing report is overwritten.
+        figures: Also draw the figures as PDF, SVG and PNG; the page does not need them.
     """
     from lerope.core.files import write_whole
     from lerope.core.terminal import Display
@@ -42,7 +42,7 @@ def report(
     with Display() as display:
         display.show("reading runs")
         bundle = collect(runs)
-        display.show(f"writing the page of {len(bundle.runs)} runs")
+        display.show(f"writing the page for {len(bundle.runs)} runs")
         data = payload(bundle)
         out.mkdir(parents=True, exist_ok=True)
         write_whole(out / PAGE, render(data))
@@ -65,7 +65,7 @@ def report(
         f"{len(bundle.runs)} run{'s' * (len(bundle.runs) != 1)}, {len(data['files'])} files of figures and tables"
     )
     if figures and not drawn:
-        console.print("There are no figures, which need matplotlib: pip install 'lerope\\[plots]'.")
+        console.print("No figures were drawn, as they need matplotlib: pip install 'lerope\\[plots]'.")
     for figure in data["missing"]:
         console.print(f"not drawn, {figure['name']}: {figure['text']}: {escape(figure['command'])}")
     for note in data["notes"]:
@@ -74,7 +74,7 @@ def report(
 
 
 def _check_folder(out: Path) -> None:
-    """Raises unless the folder is new, empty or an earlier report."""
+    """Raises unless the folder is new, empty or has an earlier report."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     try:
@@ -82,7 +82,7 @@ def _check_folder(out: Path) -> None:
     except OSError:
         start = ""
     if _MARK not in start:
-        raise ValueError(f"out must be a new or empty folder, or an earlier report; {out} holds something else.")
+        raise ValueError(f"out must be a new or empty folder, or an earlier report; {out} has something else.")
 
 
 def _relative(files: list[Path], folder: Path) -> list[str]:

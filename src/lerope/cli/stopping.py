@@ -1,4 +1,4 @@
-"""How a command ends: by itself, or after Ctrl-C or SIGTERM."""
+"""How a command ends: normally, or after Ctrl-C or SIGTERM."""
 
 import os
 import shlex
@@ -12,7 +12,7 @@ from lerope.core.signals import Stopped
 
 @contextmanager
 def stoppable(quiet: bool = False) -> Iterator[None]:
-    """Ends the process with 128 + the signal's number once its work is saved, and says how to go on.
+    """Exits with 128 + the signal's number once the work is saved, and says how to continue.
 
     Args:
         quiet: keep standard output free for a result, and show progress on standard error.
@@ -27,16 +27,16 @@ def stoppable(quiet: bool = False) -> Iterator[None]:
 
             command = resume_command()
         if os.environ.get("RANK", "0") == "0":
-            print(f"Stopped by {stopped}; go on with `{command}`.", file=sys.stderr)
+            print(f"Stopped by {stopped}; continue with `{command}`.", file=sys.stderr)
         leave(128 + stopped.signum)
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process, whether it is alone or one of several ranks."""
+    """Ends the process, whether single or one of several ranks."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_initialized():
         distributed.barrier()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # At the interpreter's end torch's communication threads can abort a run that went well.
+        os._exit(code)  # At interpreter exit, torch's communication threads can abort a successful run.
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""lerope sweep RUNG --data DIR ...: the learning rate of a rung, for each encoding on its own."""
+"""lerope sweep RUNG --data DIR ...: a rung's learning rate, for each encoding separately."""
 
 import json
 import os
@@ -35,25 +35,25 @@ def sweep(
     changes: Annotated[Changes, OmitArgPrefixes, arg(name="")] = Changes(),  # noqa: B008
     setup: Annotated[Setup, OmitArgPrefixes, arg(name="")] = Setup(),  # noqa: B008
 ) -> None:
-    """Search the best learning rate on the grid 2^(-index/2) until worse ones lie on both sides.
+    """Search for the best learning rate on the grid 2^(-index/2) until both neighbours are worse.
 
-    Three runs an encoding if the first guess is right. Stopped at any moment, the same command goes on and repeats no
-    finished run.
+    Three runs per encoding if the first guess is right. If stopped at any moment, the same command resumes and repeats
+    no finished run.
 
     Example: lerope sweep 52M --data data/c4 --encodings rope lerope
 
-    What larger rungs need: lerope sweep 608M --data data/c4 --previous sweeps/52M sweeps/217M --extrapolate 1.34B 2.52B
+    Predict larger rungs: lerope sweep 608M --data data/c4 --previous sweeps/52M sweeps/217M --extrapolate 1.34B 2.52B
 
     Args:
         rung: demo, 19M, 52M, 217M, 608M, 1.34B or 2.52B.
         data: a folder that `lerope data prepare` wrote.
         encodings: what to search a learning rate for; see `lerope train --help`.
-        seed: of all runs.
-        start: the index to try first, or cold for a search without a guess; the one that --previous predicts, or else
-            the paper's, unless given.
-        out: the folder of the runs; sweeps/RUNG unless given.
-        previous: folders of sweeps of other rungs.
-        extrapolate: rungs to predict the index of, from this sweep and the previous ones.
+        seed: the seed of all runs.
+        start: the index to try first, or cold for a search without a guess; by default, the one that --previous
+            predicts, or else the paper's.
+        out: the folder of the runs; by default sweeps/RUNG.
+        previous: folders of other rungs' sweeps.
+        extrapolate: rungs whose index to predict from this and previous sweeps.
         json_: Print JSON.
     """
     from lerope.core.ladder import rung as model_of
@@ -66,7 +66,7 @@ def sweep(
     for name in (rung, *extrapolate):
         model_of(name)
     if extrapolate and not previous:
-        raise ValueError("previous must name sweeps of other rungs for --extrapolate; got none.")
+        raise ValueError("previous must name other rungs' sweeps for --extrapolate; got none.")
     earlier = [Sweep.load(folder / SWEEP) for folder in previous]
     settings, objective = training(rung, data, seed, changes.given(setup.device), setup)
     guess: int | Literal["cold"] = LEARNING_RATE_INDEX[rung] if start is None else start
@@ -87,7 +87,7 @@ def _say(text: str) -> None:
 
 def _show(found: "Sweep") -> None:
     console = Console(highlight=False)
-    table = Table(title=f"Best learning rates of {found.settings['rung']}", title_justify="left")
+    table = Table(title=f"Best learning rates for {found.settings['rung']}", title_justify="left")
     for heading in ("encoding", "index", "learning rate", "loss", "at larger rate", "at smaller rate", "runs"):
         table.add_column(heading, justify="left" if heading == "encoding" else "right")
     for best in found.optima:

@@ -18,16 +18,16 @@ def train(
     text_field: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: text)")] = None,
     skip_invalid: bool = False,
 ) -> None:
-    """Train a SentencePiece BPE tokenizer that gives every text back exactly.
+    """Train a SentencePiece BPE tokenizer that reproduces every text exactly.
 
     Example: lerope tokenizer train my-text/ --out my.model --vocab-size 8000
 
     Args:
-        sources: What `lerope data prepare` takes; of large ones a sample is used.
+        sources: What `lerope data prepare` takes; large ones are sampled.
         out: The .model file to write.
-        vocab_size: Pieces, 256 of them bytes.
+        vocab_size: Pieces, including 256 bytes.
         text_field: The field that holds the text in JSON, Parquet and datasets.
-        skip_invalid: Leave out documents that are not valid UTF-8.
+        skip_invalid: Skip documents that are not valid UTF-8.
     """
     with stoppable():
         tokenizer = train_on_sources(sources, out, vocab_size, text_field, skip_invalid)
@@ -38,13 +38,13 @@ def show(
     file: Annotated[Positional[Path], arg(metavar="FILE")],
     text: Annotated[str | None, arg(metavar="TEXT", help_behavior_hint="")] = None,
 ) -> None:
-    """Show what a tokenizer is and how it cuts a text.
+    """Describe a tokenizer and show how it splits a text.
 
     Example: lerope tokenizer show data/my-text/tokenizer.model --text "Hello, world"
 
     Args:
         file: A SentencePiece .model file.
-        text: A text to cut.
+        text: A text to split.
     """
     tokenizer = Tokenizer(file)
     print(f"{file}: {tokenizer.num_pieces:,} pieces, BOS {tokenizer.bos}, EOS {tokenizer.eos}")
@@ -52,7 +52,7 @@ def show(
     if text is not None:
         tokens = tokenizer.encode([text])[0]
         print(" ".join(f"{token}:{printable(tokenizer.piece(int(token)))}" for token in tokens))
-        same = "the text comes back exactly" if tokenizer.decode(tokens) == text else "the text does not come back"
+        same = "decoding returns the text" if tokenizer.decode(tokens) == text else "decoding does not return the text"
         print(f"{len(tokens)} tokens, {same}")
 
 

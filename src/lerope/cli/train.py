@@ -1,4 +1,4 @@
-"""lerope train RUNG --data DIR ...: one run, started or gone on with."""
+"""lerope train RUNG --data DIR ...: starts or resumes one run."""
 
 import os
 import sys
@@ -21,38 +21,38 @@ class Changes:
     """Fields of the recipe that differ from the paper's."""
 
     steps: Whole = None
-    """Steps; 20 tokens a parameter unless given."""
+    """Steps; by default, 20 tokens per parameter."""
     row_length: Whole = None
-    """Tokens in a row; 2,048 unless given."""
+    """Tokens per row; by default 2,048."""
     batch_tokens: Whole = None
-    """Tokens in a step, over all ranks; 131,072 unless given."""
+    """Tokens per step, over all ranks; by default 131,072."""
     learning_rate: Number = None
-    """Peak learning rate; the rung's unless given."""
+    """Peak learning rate; by default, the rung's."""
     frequency_learning_rate: Number = None
-    """Peak learning rate of learned frequencies; the model's unless given."""
+    """Peak learning rate of learned frequencies; by default, the model's."""
     schedule: Annotated[Schedule | None, tyro.conf.arg(help_behavior_hint="")] = None
-    """How the learning rate falls after the warm-up; cosine unless given."""
+    """How the learning rate falls after warm-up; by default cosine."""
     warmup_steps: Whole = None
-    """Steps of warm-up; 1,000 and at most a seventh of the run unless given."""
+    """Warm-up steps; by default 1,000, but at most a seventh of the run."""
     weight_decay: Number = None
-    """Independent weight decay over the whole run; 8, and at most a tenth of the steps, unless given."""
+    """Independent weight decay over the whole run; by default 8, but at most a tenth of the steps."""
     max_norm: Number = None
-    """Norm to which gradients are clipped; 1 unless given."""
+    """Norm that gradients are clipped to; by default 1."""
     frequency_max_norm: Number = None
-    """Norm to which the gradients of frequencies are clipped on their own; 1 unless given."""
+    """Norm that the frequencies' gradients are separately clipped to; by default 1."""
     z_loss: Number = None
-    """Times the squared logsumexp of a token's logits, what training adds to its loss; 0 unless given."""
+    """Weight of the squared logsumexp of a token's logits, added to the training loss; by default 0."""
     precision: Annotated[Precision | None, tyro.conf.arg(help_behavior_hint="")] = None
-    """bf16 with float32 weights and optimizer, or float32; bf16 on a GPU and float32 on a CPU unless given."""
+    """bf16 with float32 weights and optimizer, or float32; by default bf16 on a GPU and float32 on a CPU."""
     validation_tokens: Whole = None
-    """Tokens of validation documents to read; about a million unless given."""
+    """Tokens of validation documents to read; by default about a million."""
     vocab_size: Whole = None
-    """Vocabulary, if the data has another than the rung."""
+    """Vocabulary size, if the data's differs from the rung's."""
     activation: Annotated[Activation | None, tyro.conf.arg(help_behavior_hint="")] = None
-    """gelu as in the paper, or relu2, which serving engines can run; gelu unless given."""
+    """gelu as in the paper, or relu2, which serving engines can run; by default gelu."""
 
     def given(self, device: str) -> dict[str, Any]:
-        """Those that were given, and the precision that is usual on this device."""
+        """Those that were given, and this device's default precision."""
         from lerope.train.parallel import usual_precision
 
         given = {name: value for name, value in vars(self).items() if value is not None}
@@ -69,23 +69,23 @@ def train(
     changes: Annotated[Changes, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="")] = Changes(),  # noqa: B008
     setup: Annotated[Setup, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="")] = Setup(),  # noqa: B008
 ) -> None:
-    """Train a model of the ladder, or go on with a run that was stopped: the same command does both.
+    """Train a model of the ladder, or resume a stopped run: the same command does both.
 
     Example: lerope train 52M --encoding lerope --data data/my-text --seed 42
 
-    On the GPUs of a machine: torchrun --nproc-per-node=8 -m lerope train 217M --data data/my-text
+    On all GPUs of a machine: torchrun --nproc-per-node=8 -m lerope train 217M --data data/my-text
 
     Args:
         rung: demo, 19M, 52M, 217M, 608M, 1.34B or 2.52B.
         data: a folder that `lerope data prepare` wrote.
         encoding: nope, rope, prope or lerope, with options as in rope,base=500000 or lerope,sharing=layer; a
-            frequencies.json, whose frequencies stay fixed; or module:name of your own.
-        seed: decides initial weights and the order of documents.
-        out: the run directory; runs/RUNG-ENCODING-SEED unless given.
+            frequencies.json, whose frequencies stay fixed; or your own module:name.
+        seed: sets initial weights and the order of documents.
+        out: the run directory; by default runs/RUNG-ENCODING-SEED.
     """
     from lerope.train.job import train as carry_out
 
-    sys.path.append(os.getcwd())  # so that an encoding of one's own can lie beside the data
+    sys.path.append(os.getcwd())  # so that your own encoding can be in this folder
     outcome = carry_out(recipe(rung, encoding, seed, **changes.given(setup.device)), data, out, setup)
     leave(0 if outcome.stopped_by is None else 128 + outcome.stopped_by)
 

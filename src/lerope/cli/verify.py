@@ -1,4 +1,4 @@
-"""lerope verify DIR: whether engines compute what an exported model is."""
+"""lerope verify DIR: whether engines reproduce an exported model."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ def verify(
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
     json_: Annotated[bool, arg(name="json")] = False,
 ) -> None:
-    """Rebuild each engine's frequencies from exported files by its own formula, and run the engines that are installed.
+    """Rebuild each engine's frequencies from exported files by its own formula, and run the installed engines.
 
     The exit code is 1 if an engine disagrees.
 
@@ -31,9 +31,9 @@ def verify(
 
     Args:
         directory: what `lerope export` wrote.
-        run: The ladder run it came from, rounded as the export is; compared with the exported weights unless given.
+        run: Compare with the ladder run it came from, rounded like the export; by default, with the exported weights.
         prompt: A text to run engines on.
-        num_tokens: How many tokens to continue it by.
+        num_tokens: How many tokens to generate.
         out: Also save the result as JSON here.
         json_: Print JSON.
     """
@@ -52,7 +52,7 @@ def verify(
 
 def _show(found: "Verification") -> None:
     console = Console(highlight=False)
-    console.print("frequencies that each engine makes of the files, against ours")
+    console.print("frequencies that each engine computes from the files, against ours")
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("engine", "largest difference", "attention factor", ""):
         table.add_column(heading, justify="left" if heading in ("engine", "") else "right")
