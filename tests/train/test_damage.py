@@ -307,7 +307,7 @@ def test_a_disk_that_is_full_when_the_model_is_written(data, tmp_path, straight,
 
     with monkeypatch.context() as patch:
         patch.setattr(saved, "save_file", refuse)
-        with pytest.raises(ValueError, match=r"cannot be written to \(No space left on device"):
+        with pytest.raises(ValueError, match=r"cannot be written \(No space left on device"):
             tiny_run(data, out, steps=24)
     assert tiny_run(data, out, steps=24).finished
     same(straight, out)

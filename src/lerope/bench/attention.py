@@ -21,7 +21,7 @@ YARDSTICKS = {CUDNN: SDPBackend.CUDNN_ATTENTION, "flash causal": SDPBackend.FLAS
 
 
 def attention_flops(part: str, num_rows: int, num_heads: int, row_length: int, head_dim: int) -> float:
-    """Two products over half a square forward, and twice that backward; scores that are computed again do not count."""
+    """Two products over half a square forward, and twice that backward; recomputed scores do not count."""
     forward = 2.0 * num_rows * num_heads * row_length**2 * head_dim
     return forward if part == FORWARD else 3 * forward
 
@@ -75,7 +75,7 @@ def _measured(bench: Bench, rung: str, config: ModelConfig) -> list[AttentionTim
 
 
 def _chosen(bench: Bench, document_ids: Tensor, config: ModelConfig) -> str | None:
-    """What the trainer takes if no backend is named."""
+    """What the trainer uses if no backend is named."""
     try:
         return fastest(document_ids, config.num_heads, config.head_dim, bench.dtype, bench.device)
     except RuntimeError:  # none can run, and the rows say why

@@ -1,4 +1,4 @@
-"""What every section of the benchmark is given: the device, the sizes, the stopwatch, the documents."""
+"""What every section of the benchmark gets: the device, the sizes, the stopwatch, the documents."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ class Sizes:
     matmul: int
     """Rows and columns of the square matrices."""
     copy_bytes: int
-    """Of the buffer that is copied: twice this is read and written."""
+    """Of the copied buffer: twice this is read and written."""
     row_length: int
     rotary_tokens: int
     rotary_heads: tuple[int, ...]
     batch_tokens: int
     large_batch_tokens: int
-    """Tokens in a step of rungs from width 1,024 on."""
+    """Tokens per step for rungs of width 1,024 or more."""
     corpus_tokens: int
     """Of the made-up corpus."""
 
@@ -65,11 +65,11 @@ class Bench:
     watch: Stopwatch
     documents: Documents
     folder: Path
-    """For files that nobody keeps."""
+    """For temporary files."""
     matmul_rate: float | None = None
-    """FLOP/s, once the ceilings are measured."""
+    """FLOP/s, once ceilings are measured."""
     copy_rate: float | None = None
-    """Bytes read and written a second."""
+    """Bytes read and written per second."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -77,23 +77,23 @@ class Bench:
         return torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """As the trainer does it: bfloat16 on a GPU, float32 on a CPU."""
+        """As in the trainer: bfloat16 on a GPU, float32 on a CPU."""
         return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
 
     def random(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Normal numbers: zeros would take less power, and hide what is wrong."""
+        """Normal random numbers: zeros would take less power and hide errors."""
         return torch.randn(*shape, device=self.device, dtype=dtype or self.dtype)
 
     def batch_tokens(self, config: ModelConfig) -> int:
-        """Tokens in a step."""
+        """Tokens per step."""
         return self.sizes.large_batch_tokens if config.width >= 1024 else self.sizes.batch_tokens
 
     @cached_property
     def models(self) -> dict[str, ModelConfig]:
-        """The rungs' models; their vocabulary is the data's if some is given."""
+        """The rungs' models, with the vocabulary of the given data, if any."""
         return {name: self.documents.fitted(rung(name)) for name in self.rungs}
 
 
 def share(work: float, seconds: float | None, rate: float | None) -> float | None:
-    """What part of a ceiling was reached: work by the time that it took, by the rate that is possible."""
+    """The share of a ceiling that was reached: work per second, divided by the possible rate."""
     return None if seconds is None or rate is None else work / seconds / rate

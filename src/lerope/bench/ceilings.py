@@ -1,4 +1,4 @@
-"""What the device can do at most, measured: the yardstick of everything else."""
+"""What the device can do at most, measured: the yardstick for everything else."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ MATMUL, COPY, SUSTAINED = "matmul", "copy", "matmul for 2 s"
 
 
 def measure(bench: Bench) -> Iterator[Ceiling]:
-    """A large matrix product and a large copy; the bench remembers what they reached."""
+    """A large matrix product and a large copy; the bench keeps the rates they reached."""
     size, num_bytes = bench.sizes.matmul, bench.sizes.copy_bytes
     candidates = [
         Candidate(MATMUL, lambda: _matmul(bench, size)),
@@ -43,7 +43,7 @@ def measure(bench: Bench) -> Iterator[Ceiling]:
 
 
 def _sustained(bench: Bench, size: int) -> Ceiling:
-    """The same product until the GPU is as warm as in training; no share is taken of it."""
+    """The same product until the GPU is as warm as in training; not used as a ceiling."""
     multiply = _matmul(bench, size)["whole"][0]
     count, taken = 0, 0.0
     start = Moment(bench.device)
@@ -55,7 +55,7 @@ def _sustained(bench: Bench, size: int) -> Ceiling:
         count, taken = count + 100, end.seconds_since(start)
     each = taken / count
     work = 2.0 * size**3
-    what = f"as above, {count:,} one after the other"
+    what = f"as above, {count:,} in a row"
     row = {"name": SUSTAINED, "what": what, "work": work, "rate": work / each, "unit": "FLOP/s"}
     return {**row, **Times((each,)).timing}  # type: ignore[typeddict-item]
 

@@ -1,4 +1,4 @@
-"""The documents that attention and steps see: a prepared corpus of one's own, or one with made-up lengths."""
+"""The documents for attention and steps: your own prepared corpus, or one with made-up lengths."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from lerope.data.loader import Batch, Loader
 from lerope.data.shards import SPLITS, Corpus, Manifest, SplitManifest, SplitWriter, token_dtype
 
 SEED = 0
-# Of the logarithm of documents' lengths: about 450 tokens on average, half of them shorter than 270.
+# Of the logarithm of document lengths: about 450 tokens on average, half of them below 270.
 _LOG_MEAN, _LOG_DEVIATION = 5.6, 1.0
 _MOST_TOKENS = 32_768
 _BOS, _EOS = 1, 2
@@ -23,7 +23,7 @@ class Documents:
 
     Args:
         data: what `lerope data prepare` wrote, or None for made-up documents.
-        folder: where to write those.
+        folder: where to write these.
         num_tokens: how many tokens they have.
     """
 
@@ -34,18 +34,18 @@ class Documents:
 
     @property
     def source(self) -> str:
-        """Where documents' lengths come from, for people."""
+        """Where document lengths come from, as text."""
         if self._given is not None:
             return f"documents of {self._given.directory}"
         return f"made-up documents of log-normal length (mean of ln {_LOG_MEAN}, deviation {_LOG_DEVIATION})"
 
     @property
     def fingerprint(self) -> str | None:
-        """Of the data that was given."""
+        """Of the given data."""
         return None if self._given is None else self._given.manifest.fingerprint()
 
     def fitted(self, model: ModelConfig) -> ModelConfig:
-        """The model with the vocabulary of the data, if some was given."""
+        """The model with the vocabulary of the given data, if any."""
         return model if self._given is None else replace(model, vocab_size=self._given.manifest.vocab_size)
 
     def corpus(self, vocab_size: int) -> Corpus:
@@ -57,7 +57,7 @@ class Documents:
         return self._made[vocab_size]
 
     def check(self, row_length: int) -> None:
-        """Raises unless the data that was given fills a row."""
+        """Raises unless the given data fills a row."""
         if self._given is not None:
             Loader(self._given.train, row_length, 1, SEED)
 
@@ -67,7 +67,7 @@ class Documents:
 
 
 def write(directory: Path, num_tokens: int, vocab_size: int) -> Corpus:
-    """A corpus of random tokens in documents of log-normal length, about so many tokens for training."""
+    """A corpus of random tokens in documents of log-normal length, with about `num_tokens` for training."""
     directory.mkdir(parents=True)
     (directory / TOKENIZER).write_bytes(b"")
     random = np.random.default_rng(SEED)

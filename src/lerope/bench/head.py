@@ -1,4 +1,4 @@
-"""Head and cross-entropy of a step, forward and backward, against the time that its matrix products need."""
+"""Head and cross-entropy of a step, forward and backward, against the time its matrix products need."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,7 +24,7 @@ def head_flops(num_tokens: int, width: int, vocab_size: int) -> float:
 
 
 def measure(bench: Bench) -> Iterator[HeadTime]:
-    """Ours, the plain one, and Liger's at each rung's step."""
+    """Ours, plain torch's and Liger's, at each rung's step."""
     for name, config in bench.models.items():
         bench.watch.signals.check()
         yield from _measured(bench, name, config)

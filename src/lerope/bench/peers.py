@@ -1,4 +1,4 @@
-"""What others have, called as they mean it to be called; one that is not installed raises, which becomes a note."""
+"""Other libraries, called as intended; one that is not installed raises, which becomes a note."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,13 +19,13 @@ LIGER_HEAD = "Liger"
 def parts(
     turn: Callable[..., Sequence[Tensor]], sets: list[list[Tensor]], leaves: list[Tensor], compiles: bool = False
 ) -> Parts:
-    """Forward, and backward alone: its graph is made once and kept.
+    """Forward, and backward alone: its graph is built once and kept.
 
     Args:
         turn: inputs to outputs.
-        sets: inputs that want gradients, one list a set.
-        leaves: what else wants a gradient.
-        compiles: run each backward pass now, where settings for its compilation are in place.
+        sets: inputs that need gradients, one list per set.
+        leaves: other tensors that need gradients.
+        compiles: run each backward pass now, while its compilation settings are in place.
     """
     return {
         "forward": [partial(turn, *inputs) for inputs in sets],
@@ -63,7 +63,7 @@ def liger_rotary(sets: list[list[Tensor]], positions: Tensor, frequencies: Tenso
 
 
 def flash_rotary(sets: list[list[Tensor]], positions: Tensor, frequencies: Tensor) -> Parts:
-    """flash-attn's kernel, out of place; backward is the same kernel the other way round."""
+    """flash-attn's kernel, out of place; backward is the same kernel in reverse."""
     apply_rotary: Any = import_module("flash_attn.ops.triton.rotary").apply_rotary
 
     cos, sin = _tables(positions, frequencies, sets[0][0].dtype)
@@ -79,7 +79,7 @@ def flash_rotary(sets: list[list[Tensor]], positions: Tensor, frequencies: Tenso
 
 
 def rotary_embedding_torch(sets: list[list[Tensor]]) -> Parts:
-    """On its own layout, (rows, heads, length, head_dim)."""
+    """In its own layout, (rows, heads, length, head_dim)."""
     kind: Any = import_module("rotary_embedding_torch").RotaryEmbedding
     own = [[x.detach().transpose(1, 2).contiguous().requires_grad_() for x in inputs] for inputs in sets]
     first = own[0][0]
@@ -88,7 +88,7 @@ def rotary_embedding_torch(sets: list[list[Tensor]]) -> Parts:
 
 
 def liger_head(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """The mean loss; all in the dtype of autocast, which its kernels do not choose themselves."""
+    """The mean loss; all in autocast's dtype, which its kernels do not choose themselves."""
     module: Any = import_module("liger_kernel.ops.fused_linear_cross_entropy")
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)

@@ -1,4 +1,4 @@
-"""Rotations, forward and backward apart, against the time in which their bytes could be copied."""
+"""Rotations, forward and backward separately, against the time to copy their bytes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ NORM = "lerope, QK-norm, learned"
 
 Turn = Callable[..., Sequence[Tensor]]
 Sets = list[list[Tensor]]
-"""Sets of inputs, each one tensor, or queries and keys."""
+"""Sets of inputs, each a single tensor, or queries and keys."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Way:
 def needed_bytes(part: str, sizes: Sequence[int], learned: bool, norm: bool, turning: float = 1.0) -> int:
     """Bytes that must move: each tensor of `sizes` bytes read and written once.
 
-    Backward reads the gradient and writes one, and also what forward kept: for a norm a tensor of the same size, for
-    the gradient of frequencies alone only the share of it that is `turning`. Tables, gains and their gradients are
+    Backward reads one gradient and writes another, and also reads what forward kept: for a norm, a tensor of the same
+    size; for only the frequencies' gradient, the share of it that is `turning`. Tables, gains and their gradients are
     small and not counted.
     """
     kept = 0.0 if part == "forward" else 1.0 if norm else turning * learned
@@ -96,7 +96,7 @@ def _inputs(bench: Bench, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype 
 
 
 def _ways(bench: Bench, pair: bool) -> list[Way]:
-    """All candidates; those that only turn queries and keys together are not asked for one tensor."""
+    """All candidates; those that only rotate queries and keys together are skipped for one tensor."""
     kernel = "triton" if bench.device.type == "cuda" else "reference"
     ways = [
         Way("lerope, learned", True, False, lambda sets: _ours(bench, sets, kernel, True)),
@@ -118,7 +118,7 @@ def _positions(bench: Bench) -> Tensor:
 
 
 def _frequencies(bench: Bench, dim: int = HEAD_DIM, learned: bool = False, num_heads: int | None = None) -> Tensor:
-    """RoPE's, (bands,), or (heads, bands) that differ from head to head."""
+    """RoPE's, (bands,), or (heads, bands) that differ between heads."""
     theta = RoPE(dim).frequencies().detach().to(bench.device)
     if num_heads is not None:
         theta = theta * torch.linspace(0.5, 1.5, num_heads, device=bench.device)[:, None]
@@ -154,12 +154,12 @@ def _normed(bench: Bench, rotation: Rotation, sets: Sets, frequencies: Tensor) -
 
 def _compiled(bench: Bench, sets: Sets) -> Parts:
     if bench.device.type == "cpu":
-        raise ValueError("it is measured on a GPU only")
+        raise ValueError("measured only on a GPU")
     from torch._functorch import config
 
     frequencies = _frequencies(bench, learned=True)
     turn = torch.compile(_turning(_rotation(bench, frequencies, "reference")), dynamic=False)
-    with config.patch(donated_buffer=False):  # a backward pass that is asked for again must keep what it read
+    with config.patch(donated_buffer=False):  # a repeated backward pass must keep what it read
         return peers.parts(turn, sets, [frequencies], compiles=True)
 
 
@@ -174,7 +174,7 @@ class Variant:
     rotary_dim: int | None = None
     layout: Layout = "half"
     dtype: torch.dtype | None = None
-    """The model's unless given."""
+    """By default, the model's."""
     packed: bool = False
     strided: bool = False
     per_head: bool = False

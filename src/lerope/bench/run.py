@@ -1,4 +1,4 @@
-"""`lerope bench` from start to end: sections in order, and whatever was measured if it is stopped."""
+"""`lerope bench` from start to finish: sections in order, and whatever was measured if stopped."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -37,15 +37,15 @@ def run(
     data: Path | None = None,
     nanogpt: Path | None = None,
 ) -> Benchmark:
-    """Measures; Ctrl-C ends it with what was measured by then.
+    """Measures; Ctrl-C ends it with the measurements so far.
 
     Args:
-        sections: some of SECTIONS, all unless given; ceilings are always measured.
-        report: called after each section with its name and all that is measured by then.
-        quick: sizes and rounds that only show that everything runs; always so on a CPU.
-        rungs: whose attention, head and steps to measure; 52M and 217M, or demo if quick, unless given.
-        rounds: samples of each candidate; 30, or 3 if quick, unless given.
-        data: a prepared corpus whose documents to pack; made-up ones unless given.
+        sections: some of SECTIONS, by default all; ceilings are always measured.
+        report: called after each section with its name and all measurements so far.
+        quick: sizes and rounds that only show that everything runs; always on for a CPU.
+        rungs: whose attention, head and steps to measure; by default 52M and 217M, or demo if quick.
+        rounds: samples of each candidate; by default 30, or 3 if quick.
+        data: a prepared corpus whose documents to pack; by default, made-up ones.
         nanogpt: a folder with nanoGPT's model.py.
     """
     for section in sections:
@@ -109,7 +109,7 @@ def run(
 
 
 def _carry_out(section: str, bench: Bench, found: Benchmark) -> None:
-    """Adds rows as they come, so that they are there if the next ones do not."""
+    """Adds rows as they come, so that they are kept if later ones fail."""
     if section == "ceilings":
         found.ceilings.extend(ceilings.measure(bench))
     elif section == "rotary":
@@ -130,7 +130,7 @@ def _carry_out(section: str, bench: Bench, found: Benchmark) -> None:
 
 
 def _provenance(device: torch.device) -> dict[str, Any]:
-    """What the machine is and which versions of everything that is measured it has."""
+    """The machine, and the versions of everything measured."""
     facts = {**provenance(), "cuda": torch.version.cuda, "packages": {name: version(name) for name in _PACKAGES}}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)

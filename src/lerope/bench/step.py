@@ -1,7 +1,7 @@
 """Whole optimizer steps: RoPE and LeRoPE by the real trainer, nanoGPT by its own recipe, all taking turns.
 
-A step is asked for as the trainer does it: the host asks for the next one before it waits for the one before, and
-nothing waits in between. Its time is the device's, from the end of the step before to its own.
+Steps are launched as in the trainer: the host launches the next one before it waits for the previous one, with no
+other waits. A step's time is the device's, from the end of the previous step to its own.
 """
 
 import importlib.util
@@ -30,8 +30,8 @@ from lerope.train.parallel import Ranks
 
 ROPE, LEROPE, NANOGPT = "RoPE", "LeRoPE", "nanoGPT"
 _ENCODINGS = {ROPE: "rope", LEROPE: "lerope"}
-# Compilation and its own measurements come in the first steps. Memory counts from there on and over enough steps for a
-# trainer that records them once it is warm: what a recording allocates is not seen when it is played.
+# Compilation and its own measurements happen in the first steps. Memory counts after those, over enough steps for a
+# trainer that records once warm: what a recording allocates is not visible during replay.
 _WARM_UP_STEPS = 2
 _MEMORY_STEPS = 4
 
@@ -40,16 +40,16 @@ class Stepper(Protocol):
     """A model that can be trained step by step."""
 
     kernels: str
-    """What computes, for people."""
+    """The kernels used, as text."""
 
     def step(self) -> None:
-        """Asks the device for a step and does not wait for it."""
+        """Starts a step on the device without waiting for it."""
 
     def loss(self) -> float:
         """The mean loss of the last step, once the device is done."""
 
     def close(self) -> None:
-        """Ends what runs beside it."""
+        """Ends background work."""
 
 
 class Ours:
@@ -121,7 +121,7 @@ class NanoGPT:
         self._optimizer.zero_grad(set_to_none=True)
 
     def _tokens(self) -> list[torch.Tensor]:
-        """Random ones, moved to the device as its train.py does."""
+        """Random tokens, moved to the device as in its train.py."""
         tokens = torch.randint(self._vocab_size, self._shape)
         parts = [part.contiguous() for part in (tokens[:, :-1], tokens[:, 1:])]
         if self._on_cuda:
@@ -136,7 +136,7 @@ class NanoGPT:
 
 
 def check_nanogpt(folder: Path) -> None:
-    """Raises unless the folder is one of nanoGPT."""
+    """Raises unless the folder is nanoGPT's."""
     if not (folder / "model.py").is_file():
         raise ValueError(f"nanogpt must be a folder with nanoGPT's model.py; got {folder}.")
 
@@ -152,7 +152,7 @@ def _nanogpt(folder: Path) -> Any:
 
 
 def measure(bench: Bench) -> Iterator[tuple[list[StepTime], list[StepRatio]]]:
-    """Steps of every rung, and how LeRoPE compares with RoPE and with nanoGPT."""
+    """Steps of every rung, and how LeRoPE compares with RoPE and nanoGPT."""
     for name, config in bench.models.items():
         bench.watch.signals.check()
         yield _measured(bench, name, config)
@@ -190,7 +190,7 @@ def _measured(bench: Bench, rung: str, config: ModelConfig) -> tuple[list[StepTi
 
 
 def _rows_at_once(bench: Bench, config: ModelConfig) -> int:
-    """As many as fit while all models are there."""
+    """As many as fit while all models are in memory."""
     length = bench.sizes.row_length
     num_rows = bench.batch_tokens(config) // length
     if bench.device.type == "cpu":
@@ -199,14 +199,14 @@ def _rows_at_once(bench: Bench, config: ModelConfig) -> int:
     alive = len(_ENCODINGS) + (bench.nanogpt is not None)
     try:
         return micro_batch_rows(config, length, num_rows, memory // alive)
-    except ValueError:  # not even one, by an estimate; the attempt will tell
+    except ValueError:  # by the estimate, not even one; trying will tell
         return 1
 
 
 def _timed(
     bench: Bench, rung: str, makers: dict[str, Callable[[], Stepper]]
 ) -> tuple[dict[str, Times], dict[str, float], dict[str, str]]:
-    """Times, last losses and kernels by name. All models stay alive and take turns, each round in another order."""
+    """Times, last losses and kernels by name. All models stay alive and take turns, in a new order each round."""
     notes: dict[str, str] = {}
     kernels: dict[str, str] = {}
     peaks: dict[str, int | None] = {}
@@ -241,7 +241,7 @@ def _timed(
                     continue
                 end = Moment(bench.device)
                 pending.append((name, start, end))
-                # The device works on this step while the host waits for the one before.
+                # The device works on this step while the host waits for the previous one.
                 if before is not None:
                     before.wait()
                 before = end
@@ -258,12 +258,12 @@ def _timed(
 
 
 def _warmed_up(bench: Bench, make: Callable[[], Stepper]) -> tuple[Stepper, int | None]:
-    """A stepper that has compiled and allocated everything, and the memory that it alone takes at its peak."""
+    """A stepper that has compiled and allocated everything, and its own peak memory."""
     on_cuda = bench.device.type == "cuda"
     base = 0
     if on_cuda:
         synchronize(bench.device)
-        torch._C._cuda_clearCublasWorkspaces()  # the first to multiply would pay for all
+        torch._C._cuda_clearCublasWorkspaces()  # else the first to multiply would be charged for all
         base = torch.cuda.memory_allocated(bench.device)
     stepper = make()
     try:

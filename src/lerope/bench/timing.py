@@ -1,8 +1,8 @@
-"""Times of several candidates that take turns, so that clocks and heat that drift meet all of them alike.
+"""Times of several candidates that take turns, so that drifting clocks and heat affect all of them equally.
 
-On a GPU a sample is the time between two events around a few calls in a row. The device is kept busy before the first
-event until the host has asked for all of them: what is measured is the device's work, not how long Python takes to ask
-for it, as in training, where the host runs ahead.
+On a GPU, a sample is the time between two events around a few calls in a row. The device is kept busy before the first
+event until the host has launched all of them: this measures the device's work, not how long Python takes to launch
+it, as in training, where the host runs ahead.
 """
 
 import gc
@@ -22,10 +22,10 @@ from lerope.results import Timing
 
 Call = Callable[[], object]
 Parts = dict[str, list[Call]]
-"""What to time of a candidate: by name, one call for each set of inputs."""
+"""What to time of a candidate: by name, one call per set of inputs."""
 
 _WARM_UP_CALLS = 3
-# Calls in a row until a sample takes this long: an event costs microseconds, which would count in a short one.
+# Repeat calls until a sample takes this long: an event costs microseconds, which would matter in a short one.
 _SAMPLE_SECONDS = 2e-3
 _MOST_CALLS = 20
 _SLEEP_CYCLES_PER_SECOND = 2.0e9
@@ -38,17 +38,17 @@ class Candidate:
 
     name: str
     build: Callable[[], Parts]
-    """Makes the calls. What this or a call raises becomes a note."""
+    """Makes the calls. An error here or in a call becomes a note."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """What was measured of one part of a candidate."""
+    """The measurements of one part of a candidate."""
 
     samples: tuple[float, ...] = ()
-    """Seconds of one call, in order of rounds; none if it failed."""
+    """Seconds per call, in order of rounds; none if it failed."""
     peak_bytes: int | None = None
-    """Device memory that a call takes at most beyond what was there before it; None on a CPU."""
+    """Peak device memory of a call beyond what was allocated before it; None on a CPU."""
     note: str = ""
     """Why there is no figure."""
 
@@ -59,7 +59,7 @@ class Times:
 
     @property
     def timing(self) -> Timing:
-        """As results have it."""
+        """In the format of results."""
         if not self.samples:
             return Timing(median_ms=None, q1_ms=None, q3_ms=None, note=self.note)
         q1, median, q3 = (1e3 * value for value in quartiles(self.samples))
@@ -80,7 +80,7 @@ def reason(error: Exception) -> str:
         return f"{(error.name or str(error)).partition('.')[0]} is not installed"
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     if isinstance(error, ValueError) and said:
-        return said  # ours are sentences
+        return said  # ours are readable
     return f"{type(error).__name__}: {said}"[:200] if said else type(error).__name__
 
 
@@ -88,17 +88,17 @@ class Stopwatch:
     """Times candidates on a device.
 
     Args:
-        device: where they work.
+        device: where they run.
         rounds: samples of each.
-        signals: one of them ends the rounds after the one at hand; what was measured by then counts.
-        display: how far it is.
+        signals: a signal stops after the current round; measurements so far count.
+        display: shows progress.
     """
 
     def __init__(self, device: torch.device, rounds: int, signals: Signals, display: Display) -> None:
         self.device, self.rounds, self.signals, self.display = device, rounds, signals, display
 
     def num_sets(self, num_bytes: int) -> int:
-        """How many sets of inputs of this size to take turns with, so that none is still in the cache."""
+        """How many sets of inputs of this size to rotate through, so that none is still in the cache."""
         if self.device.type == "cpu":
             return 1
         cache: int = torch.cuda.get_device_properties(self.device).L2_cache_size
@@ -109,7 +109,7 @@ class Stopwatch:
 
         Args:
             what: a few words for the progress line.
-            parts: those that every candidate builds.
+            parts: the parts that every candidate builds.
         """
         found: dict[tuple[str, str], Times] = {}
         ready: dict[tuple[str, str], _Sampler] = {}
@@ -149,7 +149,7 @@ class Stopwatch:
 
 
 class _Sampler:
-    """Warms a part of a candidate up, then times it."""
+    """Warms up a part of a candidate, then times it."""
 
     def __init__(self, device: torch.device, calls: list[Call]) -> None:
         self._device, self._calls, self._turn = device, calls, 0
@@ -169,7 +169,7 @@ class _Sampler:
             self._cycles = int(min(asking, _MOST_SLEEP_SECONDS) * _SLEEP_CYCLES_PER_SECOND)
 
     def sample(self) -> float:
-        """Seconds of one call."""
+        """Seconds per call."""
         if self._device.type == "cuda":
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda._sleep(self._cycles)
@@ -190,13 +190,13 @@ class _Sampler:
 
 
 def synchronize(device: torch.device) -> None:
-    """Returns when the device has done all it was asked for."""
+    """Returns when the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def peak_bytes(device: torch.device, call: Call) -> int | None:
-    """Device memory that a call takes at most beyond what is allocated before it; None on a CPU."""
+    """Peak device memory of a call beyond what is allocated before it; None on a CPU."""
     if device.type == "cpu":
         return None
     synchronize(device)
@@ -208,9 +208,9 @@ def peak_bytes(device: torch.device, call: Call) -> int | None:
 
 
 def free(device: torch.device) -> None:
-    """Gives back what candidates that are gone have held."""
+    """Frees what deleted candidates have held."""
     gc.collect()
     if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()  # it compiles a function for a few shapes, then no more
+        torch._dynamo.reset()  # it compiles a function for only a few shapes
     if device.type == "cuda":
         torch.cuda.empty_cache()

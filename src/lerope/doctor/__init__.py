@@ -1,1 +1,1 @@
-"""Does everything that could run on a machine run, and right?"""
+"""Whether everything that can run on a machine runs correctly."""

@@ -1,4 +1,4 @@
-"""What lerope can use on a machine, each thing tried: kernels against float64, the compiler, packages, folders."""
+"""Tries everything lerope can use on a machine: kernels against float64, the compiler, packages, folders."""
 
 import math
 import os
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 OK, MISSING, BROKEN = "ok", "missing", "broken"
 _NO_GPU = "needs a CUDA device"
 
-# Package: (module, extra that brings it, what it is for).
+# Package: (module, extra that installs it, what it is for).
 PACKAGES = {
     "sentencepiece": ("sentencepiece", "data", "tokenizers"),
     "protobuf": ("google.protobuf", "data", "reading tokenizers"),
     "pyarrow": ("pyarrow", "data", "Parquet files"),
-    "zstandard": ("zstandard", "data", "files that end in .zst"),
-    "datasets": ("datasets", "data", "datasets of Hugging Face"),
-    "transformers": ("transformers", "hf", "models of Hugging Face"),
+    "zstandard": ("zstandard", "data", ".zst files"),
+    "datasets": ("datasets", "data", "Hugging Face datasets"),
+    "transformers": ("transformers", "hf", "Hugging Face models"),
     "tokenizers": ("tokenizers", "hf", "exported tokenizers"),
     "gguf": ("gguf", "gguf", "exports for llama.cpp"),
     "scipy": ("scipy", "scaling", "intervals and fits"),
@@ -43,11 +43,11 @@ PACKAGES = {
     "trackio": ("trackio", "trackio", "a tracker"),
 }
 _COMPILER = "install a C++ compiler, for example: apt install build-essential"
-# What an error says, and what then helps.
+# Error patterns, and what helps.
 _FIXES = {
     r"C(\+\+)? compiler": _COMPILER,
     "non-zero exit status": "the compiler failed; often Python's headers are missing: apt install python3-dev",
-    "out of memory": "another program holds the GPU's memory; nvidia-smi names it",
+    "out of memory": "another program is using the GPU's memory; nvidia-smi shows it",
 }
 _COMPILE_S = 120
 """Long enough for a slow machine."""
@@ -55,7 +55,7 @@ _BACKENDS: "tuple[Backend, ...]" = ("sdpa", "flex", "varlen", "flash4")
 
 
 class Verdict(NamedTuple):
-    """What a check says."""
+    """The result of a check."""
 
     status: str
     note: str
@@ -64,22 +64,22 @@ class Verdict(NamedTuple):
 
 
 def examine(trying: Callable[[str], Any]) -> Iterator[Finding]:
-    """Carries out all checks, one after the other.
+    """Runs all checks in order.
 
     Args:
-        trying: gives a context to be in while the check of this name runs.
+        trying: returns a context to enter while the check of this name runs.
     """
     for name, check in checks().items():
         with trying(name):
             status, note, fix, worst = _isolated(check)
         error, tolerance = (None, None) if worst is None else (worst.error, worst.tolerance)
         if error is not None and not math.isfinite(error):
-            error = None  # JSON knows no such numbers
+            error = None  # JSON has no such numbers
         yield {"name": name, "status": status, "note": note, "fix": fix, "error": error, "tolerance": tolerance}
 
 
 def checks() -> dict[str, Callable[[], Verdict]]:
-    """Every check by its name, in order."""
+    """Every check by name, in order."""
     return {
         "lerope": lambda: Verdict(OK, f"{lerope.__version__}, Python {platform.python_version()}"),
         "torch": _torch,
@@ -99,10 +99,10 @@ def checks() -> dict[str, Callable[[], Verdict]]:
 
 
 def _isolated(check: Callable[[], Verdict]) -> Verdict:
-    """What a check says, or what became of it."""
+    """A check's result, or its failure."""
     try:
         return check()
-    except Exception as error:  # of whatever kind: libraries, drivers and compilers fail in ways of their own
+    except Exception as error:  # of any kind: libraries, drivers and compilers fail in their own ways
         return _failed(error)
 
 
@@ -112,7 +112,7 @@ def _failed(error: Exception) -> Verdict:
 
 
 def _broken(message: str) -> Verdict:
-    """With the first line of an error's message, and what helps if that is known."""
+    """With the first line of an error's message, and a fix if one is known."""
     fix = next((fix for sign, fix in _FIXES.items() if re.search(sign, message)), "")
     return Verdict(BROKEN, message.splitlines()[0], fix)
 
@@ -132,7 +132,7 @@ def _gpu() -> Verdict:
     found: Counter[str] = Counter()
     for index in range(torch.cuda.device_count()):
         device = torch.cuda.get_device_properties(index)
-        torch.ones(1, device=torch.device("cuda", index)).add(1).item()  # raises where torch has no kernels for it
+        torch.ones(1, device=torch.device("cuda", index)).add(1).item()  # raises if torch has no kernels for it
         memory = f"{device.total_memory / 2**30:.0f} GiB"
         found[f"{device.name}, {memory}, compute capability {device.major}.{device.minor}"] += 1
     return Verdict(OK, "; ".join(f"{number} x {what}" for what, number in found.items()))
@@ -145,11 +145,11 @@ def _no_gpu() -> Verdict:
         return Verdict(MISSING, "none on this machine; everything runs on the CPU")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None:
-        return Verdict(MISSING, f"CUDA_VISIBLE_DEVICES is {hidden!r} and hides it", "unset CUDA_VISIBLE_DEVICES")
+        return Verdict(MISSING, f"hidden by CUDA_VISIBLE_DEVICES = {hidden!r}", "unset CUDA_VISIBLE_DEVICES")
     if torch.version.cuda is None:
-        return Verdict(BROKEN, "there is one, and torch is built without CUDA", "install torch as pytorch.org says")
-    fix = "compare the CUDA version that nvidia-smi prints; it must not be older than torch's"
-    return Verdict(BROKEN, "there is one, and torch cannot use it", fix)
+        return Verdict(BROKEN, "present, but torch was built without CUDA", "install torch as pytorch.org says")
+    fix = "check the CUDA version that nvidia-smi prints; it must not be older than torch's"
+    return Verdict(BROKEN, "present, but torch cannot use it", fix)
 
 
 def _device() -> "torch.device":
@@ -159,7 +159,7 @@ def _device() -> "torch.device":
 
 
 def _tried(trial: str, *arguments: object, by: str = "") -> Verdict:
-    """Whether a try gives what it must."""
+    """Whether a trial gives the right result."""
     from lerope.doctor import trials
 
     outcomes = getattr(trials, trial)(*arguments, _device())
@@ -168,7 +168,7 @@ def _tried(trial: str, *arguments: object, by: str = "") -> Verdict:
     note = f"{by + ', ' if by else ''}off by {errors}"
     if worst.is_right:
         return Verdict(OK, note, worst=worst)
-    return Verdict(BROKEN, f"{note}: wrong, rounding explains {worst.tolerance:.0e} in {worst.dtype}", worst=worst)
+    return Verdict(BROKEN, f"{note}: wrong, rounding explains only {worst.tolerance:.0e} in {worst.dtype}", worst=worst)
 
 
 def _triton_obstacle() -> str | None:
@@ -185,7 +185,7 @@ def _fused_rotary() -> Verdict:
     reason = _triton_obstacle()
     if reason is None:
         return _tried("rotary", "triton")
-    return Verdict(MISSING, f"{reason}; the reference runs", "" if reason == _NO_GPU else _pip("kernels"))
+    return Verdict(MISSING, f"{reason}; the reference is used", "" if reason == _NO_GPU else _pip("kernels"))
 
 
 def _own_kernels() -> str:
@@ -228,7 +228,7 @@ def _attention(backend: "Backend") -> Verdict:
 
 
 def _of_fast(package: str, reason: str) -> Verdict:
-    """Why a package of the extra `fast` does not run on this GPU."""
+    """Why a package from the extra `fast` does not run on this GPU."""
     import torch
 
     from lerope.model.kernels import packages
@@ -243,8 +243,8 @@ def _of_fast(package: str, reason: str) -> Verdict:
 
 def _compile() -> Verdict:
     device = _device()
-    # In a process of its own, as the compiler keeps what it finds out; and in a folder of its own, or a function
-    # compiled long ago would hide that the compiler is gone.
+    # In a separate process, as the compiler caches what it finds; and in a separate folder, or a function
+    # compiled earlier would hide that the compiler is gone.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         command = [sys.executable, "-c", "from lerope.doctor import trials; trials.compile_here()", str(device)]
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder}
@@ -252,13 +252,13 @@ def _compile() -> Verdict:
     said = done.stdout.strip()
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:]
-        verdict = _broken(said or "".join(last) or f"the process that compiled ended with {done.returncode}")
-        # On a CPU nothing is compiled unless asked for.
+        verdict = _broken(said or "".join(last) or f"the compiling process exited with {done.returncode}")
+        # On a CPU nothing is compiled unless requested.
         unneeded = device.type == "cpu" and verdict.fix == _COMPILER
         return verdict._replace(status=MISSING, note="no C++ compiler was found") if unneeded else verdict
     if not float(said) < 1e-5:
         return Verdict(BROKEN, f"a compiled function is off by {float(said):.0e}")
-    return Verdict(OK, "a small function compiles and is right")
+    return Verdict(OK, "a small function compiles and is correct")
 
 
 def _distributed() -> Verdict:
@@ -266,7 +266,7 @@ def _distributed() -> Verdict:
     from torch import distributed
 
     if not distributed.is_available():
-        return Verdict(MISSING, "torch is built without it; one process trains")
+        return Verdict(MISSING, "torch was built without it; one process trains")
     gpus = torch.cuda.device_count()
     found = [name for name in ("nccl", "gloo") if distributed.is_backend_available(name)]
     note = f"{', '.join(found) or 'no backend'}; {gpus} GPU{'' if gpus == 1 else 's'}"
@@ -283,8 +283,8 @@ def _cache_folder() -> Verdict:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        fix = "set XDG_CACHE_HOME to a folder that can; until then attention is measured in every run"
-        return Verdict(BROKEN, f"{folder} cannot be written to ({error.strerror})", fix)
+        fix = "set XDG_CACHE_HOME to a writable folder; until then, attention is measured in every run"
+        return Verdict(BROKEN, f"{folder} is not writable ({error.strerror})", fix)
     return Verdict(OK, str(folder))
 
 
@@ -297,7 +297,7 @@ def _package(name: str) -> Verdict:
         return Verdict(MISSING, f"for {purpose}", _pip(extra))
     least = _least_version(name)
     if least is not None and _numbers(found) < _numbers(least):
-        return Verdict(MISSING, f"{found} is there, and lerope needs {least} or later for {purpose}", _pip(extra))
+        return Verdict(MISSING, f"{found} is too old: lerope needs {least} or later for {purpose}", _pip(extra))
     problem = packages.import_obstacle(name, module)
     if problem is not None:
         return Verdict(BROKEN, problem.splitlines()[0], f"pip install --force-reinstall {name}")
@@ -305,7 +305,7 @@ def _package(name: str) -> Verdict:
 
 
 def _least_version(package: str) -> str | None:
-    """What lerope's own metadata asks for; a folder of sources that is not installed has none."""
+    """What lerope's own metadata requires; None for sources that are not installed."""
     try:
         needs = "\n".join(metadata.requires("lerope") or ())
     except metadata.PackageNotFoundError:

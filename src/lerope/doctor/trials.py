@@ -1,8 +1,8 @@
-"""Small tries of everything that computes in training: values and gradients against formulas in float64.
+"""Small trials of everything that computes in training: values and gradients against formulas in float64.
 
-An error is the norm of a difference by the norm of what is right, the largest over outputs and gradients. Rounding to
-bfloat16 moves a number by at most 2^-8 of itself, and a tensor by some 0.0017 of its norm. What is off by 1 % is wrong,
-and not rounded.
+An error is the norm of a difference over the norm of the right result, the largest over outputs and gradients. Rounding
+to bfloat16 moves a number by at most 2^-8 of itself, and a tensor by about 0.0017 of its norm. An error of 1 % is not
+rounding.
 """
 
 import sys
@@ -24,12 +24,12 @@ Function = Callable[..., Sequence[Tensor]]
 _CONFIG = ModelConfig(num_layers=1, num_heads=4, head_dim=64, vocab_size=512)
 _ROWS, _LENGTH = 2, 128
 _BOTH = (torch.float32, torch.bfloat16)
-# What a rounding moves a number by at most. In float32 sums, and phases of a hundred radians, cost six bits more.
+# How far one rounding moves a number at most. In float32, sums and phases of a hundred radians cost six more bits.
 _ROUNDING = {torch.float32: 64 * 2.0**-24, torch.bfloat16: 2.0**-8}
 
 
 class Outcome(NamedTuple):
-    """How far off a try was, and what rounding explains."""
+    """How far off a trial was, and what rounding explains."""
 
     dtype: str
     error: float
@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
 
 
 def rotary(kernel: Kernel, device: torch.device) -> list[Outcome]:
-    """Queries and keys turned by learned frequencies, as they are and after their norms."""
+    """Queries and keys rotated by learned frequencies, as is and after their norms."""
     config, draw = _CONFIG, _Draw(device)
     positions = torch.arange(_LENGTH, device=device).expand(_ROWS, -1)
     bands = torch.arange(config.head_dim // 2, device=device)
@@ -72,13 +72,13 @@ def rotary(kernel: Kernel, device: torch.device) -> list[Outcome]:
     def error(dtype: torch.dtype) -> float:
         plain = _error(turned, turned_formula, q.to(dtype), k.to(dtype), theta)
         after = _error(normed, normed_formula, q.to(dtype), k.to(dtype), theta, *gains)
-        return float(torch.tensor([plain, after]).max())  # which keeps a NaN
+        return float(torch.tensor([plain, after]).max())  # max keeps a NaN
 
     return _outcomes(error, _BOTH, num_roundings=1)
 
 
 def product(device: torch.device) -> list[Outcome]:
-    """A matrix product of tokens with a weight, and its gradients."""
+    """A matrix product of tokens and a weight, and its gradients."""
     config, draw = _CONFIG, _Draw(device)
     module = FastLinear(config.width, config.mlp_width)
 
@@ -131,7 +131,7 @@ def attention(backend: Backend, device: torch.device) -> list[Outcome]:
     config, draw = _CONFIG, _Draw(device)
     length = 2 * _LENGTH
     starts = torch.zeros(_ROWS, length, dtype=torch.int64)
-    starts[0, [1, 40, 47, 130]] = 1  # and one document fills the other row
+    starts[0, [1, 40, 47, 130]] = 1  # one document fills the other row
     documents = starts.cumsum(1).to(device)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Sequence[Tensor]:
@@ -165,16 +165,16 @@ def head(device: torch.device) -> list[Outcome]:
 
 
 def compile_here() -> None:
-    """In a process for this alone, on the device that is its first argument: prints how far off a compiled function is.
+    """In a separate process, on the device given as its first argument: prints how far off a compiled function is.
 
-    What goes wrong is printed too, on one line or several, and is exit code 1.
+    Errors are printed too, on one or more lines, with exit code 1.
     """
     from torch._inductor import list_options
 
     def function(x: Tensor) -> Tensor:
         return x.sin() * 2 + 1
 
-    # One plain kernel shows that the compiler works. Which vector instructions it knows takes torch ten seconds more.
+    # One plain kernel shows that the compiler works. Probing its vector instructions would take torch ten more seconds.
     plain = {"cpp.vec_isa_ok": False, "cpp_cache_precompile_headers": False}
     options: dict[str, Any] = {name: value for name, value in plain.items() if name in list_options()}
     x = torch.linspace(-3, 3, 64, device=sys.argv[1])
@@ -197,7 +197,7 @@ class _Draw:
 
 
 def _dtypes(device: torch.device) -> tuple[torch.dtype, ...]:
-    """What matrix products are tried in: on a GPU, whose float32 may be TF32 by choice, in what training takes."""
+    """The dtypes to try matrix products in: on a GPU, whose float32 may be TF32 by choice, training's."""
     return _BOTH if device.type == "cpu" else (torch.bfloat16,)
 
 
@@ -208,13 +208,13 @@ def _normed(x: Tensor, gain: Tensor) -> Tensor:
 def _outcomes(
     error: Callable[[torch.dtype], float], dtypes: Sequence[torch.dtype], num_roundings: int
 ) -> list[Outcome]:
-    """Errors in each dtype, where results are rounded so many times one after the other."""
+    """Errors in each dtype, for results rounded `num_roundings` times in sequence."""
     names = {torch.float32: "float32", torch.bfloat16: "bf16"}
     return [Outcome(names[dtype], error(dtype), num_roundings * _ROUNDING[dtype]) for dtype in dtypes]
 
 
 def _error(run: Function, formula: Function, *inputs: Tensor) -> float:
-    """Of outputs and of the gradients of all inputs; the formula gets these inputs in float64."""
+    """The error of outputs and all inputs' gradients; the formula gets the inputs in float64."""
     leaves = [nn.Parameter(x.detach().clone()) for x in inputs]
     exact = [x.detach().double().requires_grad_() for x in leaves]
     got, want = run(*leaves), formula(*exact)
