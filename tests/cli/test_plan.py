@@ -125,7 +125,7 @@ def test_flags_change_the_plan(plan):
         (["52M", "--vocab-size", "-1"], "vocab_size must be a positive whole number; got -1."),
         (
             ["52M", "--utilisation", "0"],
-            "utilisation must lie above 0 and not above 1, a share of the peak; got 0.0.",
+            "utilisation must be a share of the peak, above 0 and at most 1; got 0.0.",
         ),
         (["52M", "--utilisation", "nan"], "utilisation must be a finite number; got nan."),
     ],

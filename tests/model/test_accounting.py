@@ -147,7 +147,7 @@ def test_bad_setups_are_refused(change, sentence):
 
 def test_time_is_flops_over_what_the_gpus_do():
     assert accounting.run_seconds(10**15, 1e12, num_gpus=5, utilisation=0.5) == pytest.approx(400)
-    with pytest.raises(ValueError, match="utilisation must lie above 0 and not above 1"):
+    with pytest.raises(ValueError, match="utilisation must be a share of the peak"):
         accounting.run_seconds(10**15, 1e12, utilisation=1.5)
 
 

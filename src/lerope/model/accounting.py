@@ -1,4 +1,4 @@
-"""What a training run takes of a machine, before any of it is spent: memory, and time.
+"""What a training run needs of a machine, before any of it is spent: memory and time.
 
 Memory is counted tensor by tensor; tests hold the count against what autograd really keeps. Parameters, tokens and
 FLOPs are counted in `lerope.core.ladder`.
@@ -14,10 +14,10 @@ UTILISATION = 0.4
 """Assumed share of the vendor's dense bfloat16 peak. On one H200 a step of 52M reached 0.47 of it, of 217M 0.54."""
 
 USABLE_MEMORY = 0.9
-"""Share of a GPU's memory to plan with; the CUDA context, library workspaces and fragmentation take of the rest."""
+"""Share of a GPU's memory to plan with; the CUDA context, library workspaces and fragmentation take the rest."""
 
 HEAD_CHUNK_LOGITS = 1 << 29
-"""Logits that exist at one time on a GPU; where no kernel is fused fewer, as each then takes several times as much."""
+"""Logits that exist at once on a GPU; fewer where no kernel is fused, as each then takes several times as much."""
 
 _FLOAT32, _BF16 = 4, 2
 
@@ -25,7 +25,7 @@ _FLOAT32, _BF16 = 4, 2
 def run_seconds(flops: int, peak_flops: float, num_gpus: int = 1, utilisation: float = UTILISATION) -> float:
     """How long GPUs of this peak take, each at a `utilisation` of it."""
     if not 0 < check_number("utilisation", utilisation) <= 1:
-        raise ValueError(f"utilisation must lie above 0 and not above 1, a share of the peak; got {utilisation!r}.")
+        raise ValueError(f"utilisation must be a share of the peak, above 0 and at most 1; got {utilisation!r}.")
     return flops / (check_count("num_gpus", num_gpus) * peak_flops * utilisation)
 
 
@@ -71,11 +71,11 @@ def memory_per_gpu(
         row_length: tokens of a row.
         rows: rows of one micro-batch on one GPU.
         num_gpus: all GPUs of the run.
-        gpus_per_node: those of them that share a node, or more than `num_gpus`.
+        gpus_per_node: how many of them share a node, or more than `num_gpus`.
         parallel: `ddp` holds everything everywhere, `fsdp` shards it over all GPUs, `hybrid` over those of a node.
         precision: bfloat16 autocast, or float32 throughout.
-        recompute: keep only the inputs of blocks, and compute each block once more on the way back.
-        compiled: with torch.compile or the kernels norms are fused; without both they keep their intermediate values.
+        recompute: keep only the inputs of blocks, and compute each block again in the backward pass.
+        compiled: torch.compile or the kernels fuse norms; without either, norms keep their intermediate values.
     """
     tokens = check_count("rows", rows) * check_count("row_length", row_length)
     check_choice("precision", precision, Precision)
@@ -90,7 +90,7 @@ def memory_per_gpu(
     cast = head_weights + (block_weights if again else block_parameters(config))
     copies = _BF16 * cast if precision == "bf16" else 0
     if parallel != "ddp":
-        # Gathered in float32: embedding and head, a block and the next one, and these two's gradients until reduced.
+        # Gathered in float32: embedding and head, a block and the next one, and both gradients until reduced.
         copies += _FLOAT32 * (2 * head_weights + 4 * block_weights)
     # As the product writes them; the loss's kernel puts their gradient in their place.
     logits = min(tokens * config.vocab_size, HEAD_CHUNK_LOGITS) * size
@@ -181,7 +181,7 @@ def micro_batch_rows(
 ) -> int:
     """The most rows that go through the model at once: a divisor of `rows_per_rank` that fits into 90 % of the memory.
 
-    Args are those of memory_per_gpu, which says what they mean.
+    For the arguments see memory_per_gpu.
     """
     for parts in range(1, check_count("rows_per_rank", rows_per_rank) + 1):
         if rows_per_rank % parts:

@@ -27,7 +27,7 @@ _FASTEST_FIRST = [
 ]
 # Each once: torch 2.13 writes past the end of its own list where a compiled graph names one twice.
 _READY_FIRST = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, *_FASTEST_FIRST[2:]]
-# Tokens a side of the blocks that FlexAttention skips or computes.
+# Side, in tokens, of the blocks that FlexAttention skips or computes.
 _BLOCK = 128
 
 
@@ -35,7 +35,7 @@ class DocumentMask:
     """Which tokens may see which: earlier ones of the same document. Built once per forward pass, used by all layers.
 
     Args:
-        document_ids: (rows, length), equal where tokens belong to one document, which lies in one piece; None if every
+        document_ids: (rows, length), equal where tokens belong to the same document, which is contiguous; None if every
             row is one document.
         backend: how to attend.
             `sdpa` works everywhere and writes out a dense mask.
@@ -43,7 +43,7 @@ class DocumentMask:
             `varlen` needs Ampere or later and 16 bits: FlashAttention 2 over documents end to end.
             `flash4` needs Hopper or later, 16 bits and flash-attn-4: FlashAttention 4 over documents end to end.
             None takes flex on CUDA and sdpa elsewhere; `lerope.model.kernels.fastest` measures.
-        num_documents: an upper bound of how many documents there are, each counted anew in every row. `varlen` and
+        num_documents: an upper bound on the number of documents, counted separately in every row. `varlen` and
             `flash4` otherwise wait for the device to count them.
     """
 
@@ -58,7 +58,7 @@ class DocumentMask:
         check_choice("backend", self.backend, Backend)
         if document_ids is None:
             if self.backend != "sdpa":
-                raise ValueError(f"backend {self.backend!r} needs document_ids; got None, leave the backend open.")
+                raise ValueError(f"backend {self.backend!r} needs document_ids; got None; leave the backend open.")
             return
         if document_ids.ndim != 2 or document_ids.is_floating_point():
             raise ValueError(
@@ -91,8 +91,8 @@ class DocumentMask:
             options = {"BLOCK_M": 128, "BLOCK_N": 64} if small else None
             out: Tensor = _flex()(q, k, v, block_mask=self.block, kernel_options=options)
         elif self.dense is None and q.is_cuda:
-            # cuDNN is the fastest on Hopper, and plans for a tenth of a second for each new shape: rows of training
-            # have one shape, those of evaluation many.
+            # cuDNN is fastest on Hopper, but plans for a tenth of a second for each new shape: rows have one shape in
+            # training, many in evaluation.
             with sdpa_kernel(_FASTEST_FIRST if torch.is_grad_enabled() else _READY_FIRST, set_priority=True):
                 out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
@@ -113,13 +113,13 @@ def backend_obstacle(backend: Backend, device: torch.device, dtype: torch.dtype)
             )
         reason = packed_attention.flash_obstacle(PACKED[backend], device)
         if reason is not None:
-            fix = "install 'lerope[fast]' on Hopper or later, or take auto" if backend == "flash4" else "take auto"
+            fix = "install 'lerope[fast]' on Hopper or later, or use auto" if backend == "flash4" else "use auto"
             return f"attention {backend!r} cannot run: {reason}; {fix}."
     return None
 
 
 def _block_mask(document_ids: Tensor) -> Any:
-    """FlexAttention's mask, from the least and the greatest id of each block: no look at pairs of tokens."""
+    """FlexAttention's mask, from the smallest and largest id of each block, without a look at pairs of tokens."""
     from torch.nn.attention.flex_attention import BlockMask
 
     def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ def _block_mask(document_ids: Tensor) -> Any:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks each row of a mask has, and which, those first."""
+    """How many blocks each row of a mask has, and which: they come first."""
     which = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32), which.to(torch.int32)
 

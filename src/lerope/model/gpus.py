@@ -21,7 +21,7 @@ def _gpu(name: str, tflops: float, memory_mib: int, device_names: str) -> Gpu:
     return Gpu(name=name, peak_flops=tflops * 1e12, memory_bytes=memory_mib << 20, device_names=device_names)
 
 
-# Peaks are NVIDIA's: the data sheets of A100, H100 (SXM), H200 (SXM), HGX B200 and L40S, the latter four with their
+# Peaks are NVIDIA's: the data sheets of A100, H100 (SXM), H200 (SXM), HGX B200 and L40S, the last four with their
 # sparse figures halved where no dense one is printed, and for the RTX 4090 the Ada architecture's white paper.
 # The H100 PCIe, the NVL cards, GH200, GB200 and the RTX 4090 D have other peaks and are left out rather than guessed.
 GPUS: dict[str, Gpu] = {

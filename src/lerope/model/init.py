@@ -1,4 +1,4 @@
-"""Initial weights that depend on the seed and a parameter's name alone.
+"""Initial weights that depend only on the seed and a parameter's name.
 
 Not on the encoding, the order of construction, the device, or how parameters are sharded: runs that differ in any of
 these start from the same numbers, so that they can be compared as a pair.
@@ -16,7 +16,7 @@ from lerope.rotary.encodings import assign
 
 @torch.no_grad()
 def init_weights(model: Transformer, seed: int) -> None:
-    """Fills every weight; the encoding goes back to its start, for which it needs no random number.
+    """Fills every weight; the encoding returns to its start, which needs no random numbers.
 
     Linear layers get N(0, 1 / fan_in), those that write to the residual stream N(0, 1 / (2 num_layers fan_in)),
     embeddings N(0, 1 / width), which gives each vector unit norm on average, and gains one.

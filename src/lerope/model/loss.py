@@ -1,4 +1,4 @@
-"""Head and cross-entropy together, some tokens at a time: all logits never exist at once.
+"""Head and cross-entropy together, some tokens at a time: logits never all exist at once.
 
 loss = sum over counted tokens of logsumexp(W h) - (W h)[target] + z_weight logsumexp(W h)^2
 """
@@ -18,7 +18,7 @@ _CHUNK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 26}
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """What linear layers compute in here, for tensors like x outside autocast."""
+    """The dtype linear layers compute in here; outside autocast that of x."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
@@ -37,7 +37,7 @@ class Head(nn.Linear):
         """
         if targets is None:
             return super().forward(x)
-        # A function of one's own is told that a parameter wants a gradient even where none is computed.
+        # A custom function is told that a parameter needs a gradient even where none is computed.
         weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
         return _summed_loss(x.flatten(0, -2), weight, targets.flatten(), z_weight, self)
 
@@ -64,11 +64,11 @@ class Head(nn.Linear):
         return _CHUNK_LOGITS.get(x.device.type, _CHUNK_LOGITS["cpu"])
 
     def logits(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Those of one chunk."""
+        """Logits of one chunk."""
         return x @ weight.t()
 
     def losses_(self, logits: Tensor, targets: Tensor, z_weight: float, gradient: bool) -> tuple[Tensor, Tensor]:
-        """Each row's loss in float32 or wider, and the gradient of their sum by the logits, which are used up."""
+        """Each row's loss in float32 or wider, and the gradient of their sum by the logits, which are overwritten."""
         wide = torch.promote_types(logits.dtype, torch.float32)
         scores = functional.log_softmax(logits, dim=-1, dtype=wide)
         counted = targets >= 0

@@ -73,7 +73,7 @@ def read_config(folder: Path) -> SavedConfig:
 
 
 def load_model(directory: str | os.PathLike[str], encoding: str | None = None) -> Transformer:
-    """A saved model on the CPU with its frequencies fixed, or with an encoding to go on learning (see `spec`).
+    """A saved model on the CPU with its frequencies fixed, or with an encoding to continue learning (see `spec`).
 
     Args:
         directory: a run's directory, or the `model` folder in it.
@@ -86,10 +86,10 @@ def load_model(directory: str | os.PathLike[str], encoding: str | None = None) -
         run.check_model(CONFIG, FREQUENCIES, TOKENIZER)  # the first has the hash of the weights
     try:
         if sha256_of(folder / WEIGHTS) != saved.weights_sha256:
-            raise ValueError(f"{folder / WEIGHTS} is not what {CONFIG} says, it was changed or damaged; {_FIX}.")
+            raise ValueError(f"{folder / WEIGHTS} does not match {CONFIG}, so it was changed or damaged; {_FIX}.")
         weights = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"{folder} does not hold a whole model ({error}); {_FIX}.") from None
+        raise ValueError(f"{folder} does not hold a complete model ({error}); {_FIX}.") from None
     if encoding is None:
         chosen = FrozenRoPE.load(folder / FREQUENCIES)
         weights = {name: value for name, value in weights.items() if not name.startswith("encoding.")}
@@ -102,5 +102,5 @@ def load_model(directory: str | os.PathLike[str], encoding: str | None = None) -
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"{folder} does not fit encoding {encoding!r}, name the one it has: {reason}") from None
+        raise ValueError(f"{folder} does not fit encoding {encoding!r}; name the one it has: {reason}") from None
     return model

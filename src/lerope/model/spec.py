@@ -16,7 +16,7 @@ def build_encoding(text: str, config: ModelConfig) -> Encoding:
     """The encoding that a text names, for a model of this shape.
 
     An encoding of your own is `module:name[,option=value...]`: a class or function that takes head_dim, and num_layers
-    and num_heads if it has parameters of these names, and gives an Encoding.
+    and num_heads if it has parameters by these names, and returns an Encoding.
     """
     spec = EncodingSpec.parse(text)
     if spec.family == FROZEN:
@@ -57,7 +57,7 @@ def _imported(path: str, text: str) -> Callable[..., Any]:
 
 def _fits(encoding: Any, config: ModelConfig, text: str) -> Encoding:
     if not isinstance(encoding, Encoding):
-        raise ValueError(f"{text} must give a lerope.Encoding; got {type(encoding).__name__}.")
+        raise ValueError(f"{text} must return a lerope.Encoding; got {type(encoding).__name__}.")
     if encoding.head_dim != config.head_dim:
         raise ValueError(f"{text} must have the model's head_dim of {config.head_dim}; got {encoding.head_dim}.")
     if encoding.num_layers not in (None, config.num_layers):

@@ -3,7 +3,7 @@
 x = x + out(attention(rotate(norm(q)), rotate(norm(k)), v))      q, k, v from norm(x)
 x = x + down(activation(up(norm(x))))
 
-`use_kernel` puts modules that do the same faster, those of `lerope.model.kernels.layers`, in the place of these.
+`use_kernel` replaces these with modules that do the same faster, those of `lerope.model.kernels.layers`.
 """
 
 from collections.abc import Sequence
@@ -93,7 +93,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A model of the ladder with any encoding. Weights are empty of meaning until `init_weights` has filled them."""
+    """A model of the ladder with any encoding. Weights are meaningless until `init_weights` has filled them."""
 
     def __init__(self, config: ModelConfig, encoding: Encoding) -> None:
         super().__init__()
@@ -108,13 +108,13 @@ class Transformer(nn.Module):
         self.recompute = False
         """Activation checkpointing: keep only the inputs of blocks for the backward pass and compute the rest again."""
         self.z_weight = 0.0
-        """Times the squared logsumexp of a token's logits, what its loss in training has on top."""
+        """Times the squared logsumexp of a token's logits, what training adds to its loss."""
         self.use_kernel(encoding.kernel)
 
     def use_kernel(self, kernel: Kernel) -> None:
         """Says what computes all but attention: fused kernels where they can run, or plain torch.
 
-        A model that FSDP2 is to shard must be told before.
+        Call it before FSDP2 shards the model.
         """
         from lerope.model.kernels.layers import use_layers  # which builds on this module
 
@@ -136,7 +136,7 @@ class Transformer(nn.Module):
             tokens: (rows, length).
             positions: (rows, length), starting at 0 in every document and so less than the length; counted along the
                 row unless given.
-            document_ids: (rows, length), equal where tokens share a document, or a mask made of them beforehand; one
+            document_ids: (rows, length), equal where tokens share a document, or a mask made from them beforehand; one
                 document per row unless given.
             targets: (rows, length), the next tokens; negative ones do not count.
             centres: (rows, length), the middle position of each token's document: less rounding noise in the gradient
@@ -190,8 +190,8 @@ class Transformer(nn.Module):
 
 
 def _recomputed(block: nn.Module, x: Tensor, rotation: Rotation, mask: DocumentMask) -> Tensor:
-    """What a block gives; only its input is kept for the backward pass, which computes the rest again."""
-    # A checkpoint looks after tensors among its arguments alone, and fast blocks hand on a pair of them.
+    """A block's output; only its input is kept for the backward pass, which computes the rest again."""
+    # A checkpoint tracks only tensors among its arguments, and fast blocks pass on a pair of them.
     terms = x if isinstance(x, tuple) else (x,)
 
     def run(*terms: Tensor) -> Tensor:

@@ -19,14 +19,14 @@ Call = Callable[[], object]
 _ROUNDS = 5
 _WARM_UP_CALLS = 3
 _CALLS = 8
-# Some 30 ms, in which the host asks for all calls of a round.
+# About 30 ms, in which the host queues all calls of a round.
 _SLEEP_CYCLES = 60_000_000
 
 
 def fastest(document_ids: Tensor, num_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> Backend:
-    """The backend whose forward and backward pass take the least time for documents that lie like these.
+    """The backend whose forward and backward pass take the least time for documents laid out like these.
 
-    A measurement is made once for a GPU, versions of torch and flash-attn-4, the backends that can run, a shape, a
+    A measurement is made once per GPU, versions of torch and flash-attn-4, the backends that can run, a shape, a
     dtype and a mean length of documents (a power of two); later calls read it from attention.json in the cache folder.
     Delete that file to measure again.
 
@@ -65,7 +65,7 @@ def measure(
 ) -> dict[Backend, float]:
     """Milliseconds of a forward and backward pass: the median of rounds in which backends take turns.
 
-    Only the device's work counts, as in training, where steps are recorded, and not how long the host takes to ask.
+    Only the device's work counts, as in training, where steps are recorded, not the time the host takes to queue it.
     """
     document_ids = document_ids.to(device)
     shape = (*document_ids.shape, num_heads, head_dim)
@@ -84,7 +84,7 @@ def measure(
                 for _ in range(0 if number else _WARM_UP_CALLS):
                     call()
                 times[backend].append(_milliseconds(call))
-            except Exception as problem:  # a kernel that is not to be had here; libraries' errors share no class
+            except Exception as problem:  # a kernel that is unavailable here; libraries' errors share no class
                 problems.append(problem)
                 del times[backend]
     if not times:
@@ -105,7 +105,7 @@ def _milliseconds(call: Call) -> float:
 
 
 def cache_path() -> Path:
-    """The file that remembers."""
+    """The file that holds past measurements."""
     return cache_folder() / "attention.json"
 
 
@@ -122,4 +122,4 @@ def _remember(key: str, value: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {**_remembered(), key: value})
     except OSError:
-        pass  # a cache folder that cannot be written to costs a measurement in every run
+        pass  # an unwritable cache folder costs a measurement in every run

@@ -45,7 +45,7 @@ def fused_attention_backward(
     q_gain: Tensor | None, k_gain: Tensor | None, eps: float, starts: Tensor, out: Tensor, sums: Tensor, q: Tensor,
     k: Tensor, learn: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The gradient of qkv, and sums of which `triton_rotary.gradients` makes those of frequencies and gains."""
+    """The gradient of qkv, and sums from which `triton_rotary.gradients` makes those of frequencies and gains."""
     qkv_grad = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
     q_grad, k_grad, v_grad = qkv_grad.unbind(2)
     packed_attention.backward_into(q_grad, k_grad, v_grad, grad, q, k, qkv[:, :, 2], out, sums, starts)

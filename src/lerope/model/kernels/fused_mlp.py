@@ -1,8 +1,7 @@
 """Two matrices with GELU between them, the activation computed where a matrix product has its result at hand.
 
-out = gelu(x up^T) down^T. By themselves GELU and its slope would read and write the widest tensors of a model once more
-each. What is kept for the backward pass is not the product but the slope there, so that all that is left to do is to
-multiply.
+out = gelu(x up^T) down^T. On their own, GELU and its slope would each read and write the widest tensors of a model once
+more. What is kept for the backward pass is not the product but the slope there, so that it only has to multiply.
 """
 
 from typing import Any
@@ -28,7 +27,7 @@ def mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
     Args:
         x: (..., width).
         up: (mlp_width, width), in the dtype of x or a wider one.
-        down: (width, mlp_width), so too.
+        down: (width, mlp_width), likewise.
     """
     keeps = torch.is_grad_enabled() and any(t.requires_grad for t in (x, up, down))
     out: Tensor = fused_mlp(rows(x), up, down, keeps)[0]
@@ -62,7 +61,7 @@ def fused_mlp_backward(
     grad: Tensor, x: Tensor, activated: Tensor, slopes: Tensor, up: Tensor, down: Tensor, up_dtype: torch.dtype,
     down_dtype: torch.dtype, needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of x, up and down, the latter two in dtypes of their own; empty where they are not needed."""
+    """Gradients of x, up and down, the latter two in their own dtypes; empty where they are not needed."""
     from lerope.model.kernels import cute_products
 
     x_grad, up_grad, down_grad = (grad.new_empty(0, dtype=dtype) for dtype in (grad.dtype, up_dtype, down_dtype))

@@ -1,7 +1,7 @@
-"""Modules that take the place of the plain ones and do the same by fused kernels.
+"""Modules that replace the plain ones and do the same with fused kernels.
 
-They have the parameters of what they replace, and leave the work to it, call by call, where a kernel cannot run: on a
-CPU, in a dtype or a size that it does not take, or where somebody has put an adapter or a hook into it.
+They have the parameters of what they replace, and fall back to it, call by call, where a kernel cannot run: on a CPU,
+in a dtype or size that it does not take, or where someone has added an adapter or a hook.
 """
 
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ Stream = Tensor | tuple[Tensor, Tensor]
 
 
 def use_layers(model: nn.Module, fast: bool) -> None:
-    """Makes every module of a model the fast one of its kind, or the plain one."""
+    """Turns every module of a model into the fast one of its kind, or the plain one."""
     plain, fused = tuple(FAST), tuple(FAST.values())
     wanted = FAST if fast else dict(zip(fused, plain, strict=True))
     for module in model.modules():
@@ -31,7 +31,7 @@ def use_layers(model: nn.Module, fast: bool) -> None:
 
 
 def is_plain(module: nn.Module, *types: type[nn.Module]) -> bool:
-    """Whether a module is of one of these types and nothing but that: no adapter around it, no hook on it."""
+    """Whether a module is exactly of one of these types: no adapter around it, no hook on it."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return type(module) in types and not any(hooks) and "forward" not in module.__dict__
 
@@ -41,7 +41,7 @@ def _terms(x: Stream) -> tuple[Tensor, Tensor | None]:
 
 
 class FastLinear(Linear):
-    """A matrix by QuACK."""
+    """A linear layer by QuACK."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in_width) -> (..., out_width)."""
@@ -52,7 +52,7 @@ class FastLinear(Linear):
 
 
 class FastNorm(RMSNorm):
-    """An RMS norm that also makes the sum of which it is the norm."""
+    """An RMS norm that also computes the sum it normalises."""
 
     def forward(self, x: Stream) -> Tensor:
         """x (..., width), or two of them -> the norm of x, or of their sum."""
@@ -110,7 +110,7 @@ class FastMLP(MLP):
 
 
 class FastBlock(Block):
-    """Leaves its last addition to whoever comes next, because it is one kernel with the norm that follows."""
+    """Leaves its last addition to the next module, because it is one kernel with the norm that follows."""
 
     attention_norm: FastNorm
     mlp_norm: FastNorm
@@ -129,15 +129,15 @@ class FastHead(Head):
     """Logits by QuACK, their losses and gradient in one kernel, in larger chunks."""
 
     def chunk_logits(self, x: Tensor) -> int:
-        """As many as `accounting` counts with."""
+        """As many as `accounting` assumes."""
         return HEAD_CHUNK_LOGITS if triton_obstacle(x) is None else super().chunk_logits(x)
 
     def logits(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Those of one chunk."""
+        """Logits of one chunk."""
         return linear(rows(x), weight) if quack_obstacle(x, weight) is None else super().logits(x, weight)
 
     def losses_(self, logits: Tensor, targets: Tensor, z_weight: float, gradient: bool) -> tuple[Tensor, Tensor]:
-        """Each row's loss, and the gradient of their sum, which takes the place of the logits."""
+        """Each row's loss, and the gradient of their sum, which replaces the logits."""
         if triton_obstacle(logits) is not None:
             return super().losses_(logits, targets, z_weight, gradient)
         from lerope.model.kernels.triton_loss import cross_entropy_

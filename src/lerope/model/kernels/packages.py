@@ -1,4 +1,4 @@
-"""Packages that need not be there: which version is, and whether it works on this machine."""
+"""Optional packages: which version is installed, and whether it works on this machine."""
 
 import os
 import warnings
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-# What these packages compile outlasts a process only where they are told so.
+# What these packages compile outlasts a process only if they are told to keep it.
 _KEPT = {
     "flash-attn-4": ("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", {"FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1"}),
     "quack-kernels": ("QUACK_CACHE_DIR", {}),
@@ -25,7 +25,7 @@ def cache_folder() -> Path:
 
 @cache
 def version(package: str) -> str | None:
-    """Of an installed package."""
+    """The version of an installed package."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -39,13 +39,13 @@ def import_obstacle(package: str, module: str) -> str | None:
     _hush()
     try:
         import_module(module)
-    except Exception as error:  # of whatever kind: other versions, other libraries of CUDA
+    except Exception as error:  # of any kind: other versions, other CUDA libraries
         return f"{package} {version(package)} does not work here ({type(error).__name__}: {error})"
     return None
 
 
 def gpu_obstacle(device: torch.device, least: int = 9) -> str | None:
-    """Why a GPU cannot run kernels made for this compute capability or later, 9 is Hopper's; None if it can."""
+    """Why a GPU cannot run kernels made for this compute capability (9 is Hopper) or later; None if it can."""
     major, minor = torch.cuda.get_device_capability(device)
     return None if major >= least else f"it needs compute capability {least}.0 and this GPU has {major}.{minor}"
 
@@ -66,7 +66,7 @@ def keep_compiled(package: str) -> None:
 
 @cache
 def _hush() -> None:
-    """Keeps warnings of kernel libraries about their own code from users; one of them takes filters away."""
+    """Hides kernel libraries' warnings about their own code; one of them removes filters."""
     show: Any = warnings.showwarning
 
     def chosen(message: Any, category: Any, filename: str, *rest: Any, **options: Any) -> None:

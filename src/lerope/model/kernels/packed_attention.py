@@ -1,7 +1,7 @@
 """Attention over documents that lie end to end, by FlashAttention 2 or 4, as operators that compile.
 
 Both take a list of where documents start. It has a fixed number of slots, so that shapes stay the same from step to
-step; those that are left over hold empty documents.
+step; leftover slots hold empty documents.
 """
 
 from typing import Any, Literal
@@ -15,7 +15,7 @@ Version = Literal[2, 4]
 """Of FlashAttention: 2 is part of torch, 4 comes with the package flash-attn-4."""
 
 _aten = torch.ops.aten
-# Slots come in such steps, so that their number seldom changes.
+# Slots come in steps of this many, so that their number seldom changes.
 _SLOTS = 64
 
 
@@ -25,8 +25,8 @@ class Packed:
     Args:
         document_ids: (rows, length), on the device.
         version: which kernels to use.
-        num_documents: at least how many documents, where rows end documents, if the host knows; else they are counted,
-            for which the host waits.
+        num_documents: an upper bound on the number of documents, which end with their row, if the host knows one; else
+            the host waits while they are counted.
     """
 
     __slots__ = ("starts", "version")
@@ -41,7 +41,7 @@ class Packed:
         counts = torch.zeros(slots + 1, dtype=torch.int64, device=document_ids.device)
         counts.scatter_add_(0, which, torch.ones_like(which))
         self.starts = counts.cumsum(0).to(torch.int32)
-        torch._dynamo.maybe_mark_dynamic(self.starts, 0)  # or a compiled model would be compiled again for more slots
+        torch._dynamo.maybe_mark_dynamic(self.starts, 0)  # or more slots would recompile a model
         self.version: Version = version
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -54,14 +54,14 @@ class Packed:
 def check(x: Tensor, version: Version) -> None:
     """Raises unless these kernels take queries like x."""
     if x.dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(f"backends varlen and flash4 need bfloat16 or float16; got {x.dtype}, use flex.")
+        raise ValueError(f"backends varlen and flash4 need bfloat16 or float16; got {x.dtype}; use flex.")
     head_dim = x.shape[-1]
     if version == 4 and (head_dim % 8 or head_dim > 256):
-        raise ValueError(f"backend flash4 needs a head_dim that 8 divides, up to 256; got {head_dim}, use flex.")
+        raise ValueError(f"backend flash4 needs a head_dim divisible by 8, up to 256; got {head_dim}; use flex.")
 
 
 def num_slots(num_documents: int) -> int:
-    """Slots for so many documents."""
+    """Slots for this many documents."""
     return -(-num_documents // _SLOTS) * _SLOTS
 
 
@@ -131,7 +131,7 @@ def backward_into(
 
 
 def _documents(starts: Tensor, length: int) -> dict[str, Any]:
-    """What FlashAttention 4 wants to know of documents."""
+    """What FlashAttention 4 needs to know about documents."""
     return {
         "causal": True,
         "cu_seqlens_q": starts,

@@ -29,7 +29,7 @@ def quack_obstacle(x: Tensor, *weights: Tensor) -> str | None:
         return reason
     for weight in weights:
         if type(weight) not in (Tensor, nn.Parameter):
-            return f"QuACK's products take no {type(weight).__name__}"
+            return f"QuACK's products do not take {type(weight).__name__}"
         if x.dtype != compute_dtype(weight):
             return f"the input is {x.dtype} and the product {compute_dtype(weight)}"
         if any(size % 8 for size in weight.shape):
@@ -44,7 +44,7 @@ def _machine_obstacle(device: int) -> str | None:
     return reason or packages.import_obstacle("quack-kernels", "lerope.model.kernels.cute_products")
 
 
-# For a compiled model a constant. torch.compiler.assume_constant_result does just this, and imports all of Dynamo.
+# A constant to a compiled model. torch.compiler.assume_constant_result does just this, and imports all of Dynamo.
 _machine_obstacle._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -63,7 +63,7 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
 
 
 def settings(x: Tensor, tile: tuple[int, int]) -> dict[str, Any]:
-    """How QuACK is to compute: on Hopper in such tiles, which were measured on an H200; elsewhere by its defaults."""
+    """How QuACK computes: on Hopper in these tiles, which were measured on an H200; elsewhere by its defaults."""
     if torch.cuda.get_device_capability(x.device)[0] != 9:
         return {"tuned": False}
     return {"tuned": False, "config": _config(*tile)}
@@ -77,7 +77,7 @@ def _config(tile_m: int, tile_n: int) -> Any:
     return GemmConfig(
         tile_m=tile_m,
         tile_n=tile_n,
-        pingpong=True,  # two tiles that take turns, each at work while the other ends
+        pingpong=True,  # two tiles take turns, each working while the other finishes
         cluster_m=cluster_m,
         cluster_n=cluster_n,
         is_dynamic_persistent=False,
@@ -105,7 +105,7 @@ def linear_forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 def linear_backward(
     grad: Tensor, x: Tensor, weight: Tensor, dtype: torch.dtype, needs: list[bool]
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of x and of the weight, the latter in a dtype of its own; empty where they are not needed."""
+    """Gradients of x and of the weight, the latter in its own dtype; empty where they are not needed."""
     x_grad = multiply(grad, weight) if needs[0] else grad.new_empty(0)
     return x_grad, weight_gradient(grad, x, dtype) if needs[1] else grad.new_empty(0, dtype=dtype)
 
@@ -116,12 +116,12 @@ def narrowed(weight: Tensor, x: Tensor) -> Tensor:
 
 
 def returned_copy(copy: Tensor, weight: Tensor) -> Tensor:
-    """What an operator, which may not return its input, gives of a copy: nothing if that is the weight itself."""
+    """What an operator, which may not return its input, gives for a copy: nothing if that is the weight itself."""
     return copy.new_empty(0) if copy.dtype == weight.dtype else copy
 
 
 def weight_gradient(grad: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """grad^T x, a sum over all tokens, not rounded to the 16 bits of x where the dtype is another."""
+    """grad^T x, a sum over all tokens, not rounded to the 16 bits of x where the dtype differs."""
     if dtype == x.dtype:
         return grad.t() @ x
     if x.is_cuda:
@@ -161,7 +161,7 @@ def _go_back(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]
 
 
 def only(needed: Sequence[bool], grads: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """Gradients for autograd: None where none was asked for."""
+    """Gradients for autograd: None where none was requested."""
     return tuple(grad if need else None for need, grad in zip(needed, grads, strict=True))
 
 

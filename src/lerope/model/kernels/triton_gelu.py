@@ -1,8 +1,8 @@
 """Exact GELU in 16 bits at the speed of memory.
 
 gelu(x) = x Phi(x) with Phi(x) = (1 + erf(x / sqrt 2)) / 2. torch's erf takes more time than reading and writing; here
-it is Abramowitz and Stegun's formula 7.1.26, off by at most 1.5e-7, far less than a rounding to 16 bits. Its
-exponential is the one that the slope needs too.
+it is Abramowitz and Stegun's formula 7.1.26, off by at most 1.5e-7, far less than a rounding to 16 bits. The
+slope needs the same exponential.
 """
 
 from typing import Any

@@ -15,7 +15,7 @@ def _cross_entropy(
     logits, targets, losses, row_stride, num_logits, z_weight,
     GRADIENT: tl.constexpr, HAS_Z: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program a row: the logsumexp in float32, the loss, then the gradient in place."""
+    """One program per row: the logsumexp in float32, the loss, then the gradient in place."""
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * row_stride
     target = tl.load(targets + row)
@@ -37,7 +37,7 @@ def _cross_entropy(
     if HAS_Z:
         loss += z_weight * logsumexp * logsumexp
         factor *= 1.0 + 2.0 * z_weight * logsumexp
-    # A target beyond the vocabulary has no loss that means anything.
+    # A target beyond the vocabulary has no meaningful loss.
     tl.store(losses + row, tl.where(counts, loss, tl.where(target < 0, 0.0, float("nan"))))
     if GRADIENT:
         shift = logsumexp * log2e
@@ -61,7 +61,7 @@ def _cross_entropy(
 
 
 def cross_entropy_(logits: Tensor, targets: Tensor, z_weight: float, gradient: bool) -> Tensor:
-    """The loss of each row, float32; afterwards `logits` hold the gradient of their sum where that is asked for.
+    """The loss of each row, float32; afterwards `logits` hold the gradient of their sum if requested.
 
     Args:
         logits: (rows, vocab_size).

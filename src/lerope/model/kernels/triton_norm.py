@@ -75,7 +75,7 @@ def _backward(
 
 @torch.library.custom_op("lerope::add_norm", mutates_args=())
 def add_norm(x: Tensor, branch: Tensor | None, gain: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(x + branch in x's dtype, its norm in branch's dtype, what each row was multiplied with).
+    """(x + branch in x's dtype, its norm in branch's dtype, what each row was multiplied by).
 
     Args:
         branch: None adds nothing; the norm is then in x's dtype.
@@ -101,7 +101,7 @@ def add_norm_backward(
     """Gradients of x, of branch (empty if it has x's dtype: then they are the same) and of the gain.
 
     Args:
-        stream: the gradient of the sum; None if nobody read it.
+        stream: the gradient of the sum; None if nothing read it.
     """
     grad = grad.contiguous()
     stream = None if stream is None else stream.contiguous()
