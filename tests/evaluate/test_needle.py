@@ -100,7 +100,7 @@ def test_a_transformer_that_copies_is_always_right_and_its_result_is_kept(tmp_pa
     ]
     (run / "model" / "model.safetensors").unlink()
     assert needle(run, request) == found
-    with pytest.raises(ValueError, match="does not hold a whole model"):
+    with pytest.raises(ValueError, match="does not hold a complete model"):
         needle(run, replace(request, seed=1))
 
 
@@ -411,8 +411,8 @@ def test_wilson(count, total, low, high):
     ("changes", "sentence"),
     [
         ({"samples": 0}, "samples must be a positive whole number; got 0"),
-        ({"distractors": ()}, "distractors must be different numbers, at least one; got []"),
-        ({"distractors": (3, 3)}, "distractors must be different numbers, at least one; got [3, 3]"),
+        ({"distractors": ()}, "distractors must be one or more distinct numbers; got []"),
+        ({"distractors": (3, 3)}, "distractors must be one or more distinct numbers; got [3, 3]"),
         ({"distractors": (-1,)}, "distractors must be 0 or more; got -1"),
         ({"depths": (0.5, 1.5)}, "depths must be 0 to 1; got 1.5"),
         ({"depths": (float("nan"),)}, "depths must be a finite number; got nan"),

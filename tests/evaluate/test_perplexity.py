@@ -277,9 +277,7 @@ def test_memory_that_runs_out_is_a_sentence(fresh, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(Scorer, "start", fail)
-    with pytest.raises(
-        ValueError, match="memory ran out with 3 rows of 32 tokens at a time; take fewer with --batch-t"
-    ):
+    with pytest.raises(ValueError, match=r"memory ran out with 3 rows of 32 tokens at a time; .*--batch-tokens"):
         evaluate(fresh, EvalRequest(device="cpu", batch_tokens=100))
 
 
@@ -329,7 +327,7 @@ BAD = {
     "unfinished": (lambda run: edit(run / "run.json", finished=False), {}, "is not finished"),
     "no run": (lambda run: (run / "run.json").unlink(), {}, "does not exist; name a folder that `lerope train` wrote"),
     "no model": (lambda run: shutil.rmtree(run / "model"), {}, "holds no model"),
-    "cut model": (lambda run: (run / "model/model.safetensors").write_bytes(b"x"), {}, "is not what config.json says"),
+    "cut model": (lambda run: (run / "model/model.safetensors").write_bytes(b"x"), {}, "config.json"),
     "data": (lambda run: None, {"data": Path("nowhere")}, "nowhere/manifest.json does not exist"),
     "both": (
         lambda run: None,
@@ -361,7 +359,7 @@ def test_data_that_changed_or_has_another_tokenizer_is_refused(run, text_run, tm
     content = json.loads((tmp_path / "run" / "run.json").read_text())
     own = content["starts"][-1]["data"]
     other = str(corpus_of(run).directory)
-    with pytest.raises(ValueError, match="has another tokenizer than"):
+    with pytest.raises(ValueError, match="tokenizer"):
         evaluate(tmp_path / "run", EvalRequest(data=Path(other), device="cpu"))
     content["starts"][-1]["data"] = other
     (tmp_path / "run" / "run.json").write_text(json.dumps(content))

@@ -33,16 +33,16 @@ class Predictor(Protocol):
     def log_probabilities(
         self, rows: Sequence[Tokens], last: Sequence[int], lengths: Sequence[int] | None = None
     ) -> list[Tensor]:
-        """The log-probabilities of all tokens where each row's last tokens stand: (last, vocab_size) a row."""
+        """The log-probabilities of all tokens in place of each row's last tokens: (last, vocab_size) per row."""
         ...
 
 
 def ask(scorer: Predictor, prompts: Sequence[Prompt]) -> Floats:
-    """The outcome, gold's log-probability a token, the mean and the worst margin of each prompt: (prompts, 4).
+    """The outcome, gold's log-probability per token, the mean and the worst margin of each prompt: (prompts, 4).
 
-    One pass over each prompt with its gold value behind it tells whether the greedy answer is gold: it is if and only
+    One pass over each prompt followed by its gold value tells whether the greedy answer is gold: it is if and only
     if every token of the value has the largest probability. If not, it shows where the greedy answer leaves gold, and
-    by which token. As long as that is how a distractor's value goes on, the prompt is read again with that value.
+    by which token. As long as a distractor's value continues that way, the prompt is read again with that value.
     """
     records = np.zeros((len(prompts), _NUM_FIELDS), np.float32)
     paths = {index: prompt.gold for index, prompt in enumerate(prompts)}
@@ -73,7 +73,7 @@ def ask(scorer: Predictor, prompts: Sequence[Prompt]) -> Floats:
 
 
 def _margins(prompt: Prompt, scores: Floats) -> list[float]:
-    """For each other value the log-odds of gold's token against its own, at the first token where they part."""
+    """For each other value the log-odds of gold's token against its own, at the first token where they differ."""
     found = []
     for other in prompt.distractors or prompt.absent:
         shared = min(len(other), len(prompt.gold))

@@ -54,7 +54,7 @@ class Texts:
 
 
 def validation_documents(run: Run, data: Path | None = None, verify: Verify = "changed") -> Documents:
-    """The validation split that a run was trained beside, or that of another corpus with the same tokenizer."""
+    """The validation split of a run's data, or that of another corpus with the same tokenizer."""
     own = Path(run.starts[-1].data)
     if data is None and not own.exists():
         raise ValueError(f"{own}, the data of {run.path}, does not exist here; name its folder with --data.")
@@ -66,7 +66,7 @@ def validation_documents(run: Run, data: Path | None = None, verify: Verify = "c
             f"{own} has changed since {run.path} was trained on it; restore it, or name another corpus with --data."
         )
     if not is_own and corpus.manifest.tokenizer_sha256 != _tokenizer_sha256(run):
-        raise ValueError(f"{corpus.directory} has another tokenizer than {run.path}; prepare it with --tokenizer.")
+        raise ValueError(f"{corpus.directory} has a different tokenizer from {run.path}; prepare it with --tokenizer.")
     split = corpus.validation
     if not len(split):
         raise ValueError(f"{corpus.directory} has no validation documents; prepare it with some.")
@@ -77,7 +77,7 @@ def validation_documents(run: Run, data: Path | None = None, verify: Verify = "c
 def outside_documents(run: Run, sources: Sequence[str], max_tokens: int | None = None) -> Documents:
     """Texts from files, folders or datasets, as `lerope data prepare` reads them, in the run's own tokens.
 
-    No more is read than it takes to reach `max_tokens`.
+    Reads no more than it takes to reach `max_tokens`.
     """
     tokenizer = Tokenizer(run.path / "model" / TOKENIZER, run.recipe.model.vocab_size)
     tokens: list[Tokens] = []

@@ -1,7 +1,7 @@
 """Loss beyond the train length, for every way of stretching frequencies, each document by its own length.
 
-Documents are cut at `to` tokens. Those that are no longer than the train length are the same to every way, so that
-they are scored once.
+Documents are cut at `to` tokens. Those no longer than the train length are the same to every way, so they are scored
+once.
 """
 
 import math
@@ -39,7 +39,7 @@ class Way:
 
 
 def stretches(temperatures: tuple[float, ...], dominant_band: int | None) -> list[Stretch]:
-    """All that are compared: naive, PI, NTK-by-parts, YaRN with each temperature, the dominant band with and without.
+    """All those compared: naive, PI, NTK-by-parts, YaRN with each temperature, the dominant band with and without.
 
     YaRN without temperature is NTK-by-parts.
     """
@@ -58,7 +58,7 @@ def extrapolate(
     temperatures: tuple[float, ...] = TEMPERATURES,
     dominant_band: int | None = None,
 ) -> Extrapolation:
-    """Scores a finished run on documents up to `to` tokens long and leaves `results/extrapolation.json`.
+    """Scores a finished run on documents up to `to` tokens long and writes `results/extrapolation.json`.
 
     Args:
         path: a run directory.
@@ -75,7 +75,7 @@ def extrapolate(
         raise ValueError(f"to must be above the train length of {train_length:,} tokens; got {to:,}.")
     for c in temperatures:
         if not check_number("temperatures", c) > 0:
-            raise ValueError(f"temperatures must be positive, NTK-by-parts has none anyway; got {c!r}.")
+            raise ValueError(f"temperatures must be positive (NTK-by-parts has none anyway); got {c!r}.")
     documents = request.documents(run, ranks)
     settings = {
         "documents": documents.name,
@@ -140,7 +140,7 @@ def _summarise(
     bins: list[ExtrapolationBin] = []
     curves: dict[str, Floats64] = {}
     for number, way in enumerate(ways):
-        # A document that was cut has as many targets as the cut lets it have.
+        # A document that was cut has as many targets as the cut allows.
         whole = [values for values in way.losses if len(values) == to]
         for selection, chosen in ((ALL, same + way.losses), (LONG, whole)):
             if not chosen:

@@ -72,7 +72,7 @@ def _paragraphs(topic: str) -> Iterator[str]:
 
 
 def _sentences(text: str) -> Iterator[str]:
-    """The sentences of a text, white space made single spaces; very long ones and needles are left out."""
+    """The sentences of a text, white space collapsed; very long ones and needles are left out."""
     for mark, plain in _PLAIN.items():
         text = text.replace(mark, plain)
     for sentence in _SENTENCE_END.split(" ".join(text.split())):

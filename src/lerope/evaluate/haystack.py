@@ -1,4 +1,4 @@
-"""Prompts of the needle test: sentences of filler with keys and values among them, and the question for one key.
+"""Prompts of the needle test: sentences of filler with keys and values among them, and the question about one key.
 
 BOS, haystack, " The special magic number for calm-river is", and the answer " 5032871"
 """
@@ -28,10 +28,10 @@ letter lion market meadow mirror mountain ocean orange paper pencil piano planet
 stone table tiger tower train tree valley village wagon window winter wolf
 """
 
-# Values that stand for the distractors' in the margin of a prompt that has none.
+# Values that stand in for the distractors' in the margin of a prompt that has none.
 _NUM_ABSENT = 8
 _MIN_KEYS = 100
-# What must be left for filler: a prompt of needles alone has no depths.
+# What must be left for filler: a prompt of only needles has no depths.
 _FILLER_SHARE = 0.1
 _LEAD = "Yes."
 _MAX_DRAWS = 100
@@ -44,7 +44,7 @@ class Prompt:
     tokens: Tokens
     """From BOS to the question's last token."""
     gold: Tokens
-    """The tokens of the value that is asked for."""
+    """The tokens of the value asked for."""
     distractors: list[Tokens]
     """Those of the other values in the prompt."""
     absent: list[Tokens]
@@ -56,12 +56,12 @@ class Prompt:
 
 
 class Haystacks:
-    """Makes prompts. One prompt depends on the tokenizer, the filler, the seed and its own coordinates alone.
+    """Makes prompts. Each depends only on the tokenizer, the filler, the seed and its own coordinates.
 
     Args:
-        tokenizer: digits and common words must come back from it as they were.
+        tokenizer: digits and common words must survive it unchanged.
         filler: the sentences around needles.
-        seed: another one makes other prompts.
+        seed: a different one makes different prompts.
     """
 
     def __init__(self, tokenizer: Tokenizer, filler: Filler, seed: int) -> None:
@@ -109,7 +109,7 @@ class Haystacks:
         )
 
     def fits(self, length: int, num_distractors: int) -> bool:
-        """Whether so many needles leave room for filler."""
+        """Whether this many needles leave room for filler."""
         longest_value = max(map(len, self._values(random.Random(0), 100)))
         longest = max(map(len, self._questions.values()))
         needles = (1 + num_distractors) * (longest + longest_value + len(self._full_stop))
@@ -122,7 +122,7 @@ class Haystacks:
         return sum(map(len, self._sentences))
 
     def _fill(self, num_tokens: int, chance: random.Random) -> list[Tokens]:
-        """Sentences of so many tokens: neighbours from a random one on, and one of the right size at the end.
+        """Sentences of this many tokens: consecutive ones from a random start, and one of the right size at the end.
 
         Where no sentence has the right size, the first one loses its beginning.
         """
@@ -149,7 +149,7 @@ class Haystacks:
         return np.concatenate([self._questions[key], value, self._full_stop])
 
     def _values(self, chance: random.Random, count: int) -> list[Tokens]:
-        """The tokens of different numbers of seven digits that are the same before a full stop and at the end."""
+        """The tokens of distinct seven-digit numbers that are the same before a full stop and at the end."""
         found: dict[int, Tokens] = {}
         for _ in range(_MAX_DRAWS * count):
             number = chance.randrange(1_000_000, 10_000_000)

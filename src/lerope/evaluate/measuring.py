@@ -21,7 +21,7 @@ Finish = Callable[[], tuple[Kind, Arrays]]
 
 @dataclass(frozen=True)
 class Measurement(Generic[Kind]):
-    """What is measured, of whom, and in which file it ends."""
+    """What is measured, on what, and which file it ends up in."""
 
     kind: type[Kind]
     file: Path
@@ -31,11 +31,11 @@ class Measurement(Generic[Kind]):
     ranks: Ranks
 
     def carry_out(self, measure: Callable[[], Finish[Kind]], known: Callable[[], Kind | None] | None = None) -> Kind:
-        """The result: what is there from an earlier call, or what `measure` comes to. Every rank calls this.
+        """The result: an earlier call's, or what `measure` comes to. Every rank calls this.
 
         Args:
-            measure: runs on every rank; what it returns is called on the main one alone.
-            known: finds an earlier result in another way than `saved`.
+            measure: runs on every rank; what it returns is called only on the main one.
+            known: finds an earlier result, instead of `saved`.
         """
         with ExitStack() as held:
             self.ranks.on_main(lambda: held.enter_context(locked(self.file.parent)))
@@ -47,7 +47,7 @@ class Measurement(Generic[Kind]):
             return found
 
     def saved(self, **other: Any) -> Kind | None:
-        """The result of the same request to the same training, if it is there with the arrays beside it, whole.
+        """The result of the same request to the same training, if it is there, with the arrays beside it intact.
 
         Args:
             other: settings that may differ from those of this measurement.
@@ -61,7 +61,7 @@ class Measurement(Generic[Kind]):
         return found if same else None
 
     def partial(self, part: str = "") -> Path:
-        """A file for values on their way; its name says of which training, request and part."""
+        """A file for values so far; its name says of which training, request and part."""
         work = [_training(self.label), self.settings, part]
         digest = hashlib.sha256(json.dumps(work).encode()).hexdigest()[:16]
         return self.file.with_name(f".{self.file.stem}.{digest}.partial")
@@ -75,7 +75,7 @@ class Measurement(Generic[Kind]):
 
 
 def file_name(kind: str, *words: str) -> str:
-    """The name of a result: its kind, and a word for everything that is not as usual."""
+    """The name of a result: its kind, and a word for everything unusual."""
     cleaned = (re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-.")[:60] for word in words)
     return "-".join([kind, *filter(None, cleaned)]) + ".json"
 

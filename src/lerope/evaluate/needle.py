@@ -35,26 +35,26 @@ _NORMAL_95 = 1.959963984540054
 
 @dataclass(frozen=True, kw_only=True)
 class NeedleRequest:
-    """Which prompts to ask a run, and how; all of it but the device and the batch is part of the result."""
+    """Which prompts to ask a run, and how; all but the device and the batch are part of the result."""
 
     samples: int = 100
     """Prompts for each number of distractors and depth."""
     distractors: tuple[int, ...] | None = None
     """Numbers of other needles in a prompt; 1 3 7 15 31, and with --to none (0), unless given."""
     depths: tuple[float, ...] = DEPTHS
-    """Where the needle that is asked for lies, from 0, the start, to 1, the end."""
+    """Where the needle asked for lies, from 0, the start, to 1, the end."""
     to: int | None = None
     """Test lengths beyond training instead: the train length, doubled again and again up to this many tokens."""
     method: Method | None = None
     """How frequencies adapt to these lengths; yarn unless given."""
     temperature: float = 0.1
-    """Of yarn and dominant_band: logits grow with (temperature ln(length / train length) + 1)^2."""
+    """For yarn and dominant_band: logits grow with (temperature ln(length / train length) + 1)^2."""
     dominant_band: int | None = None
     """The band that method dominant_band slows."""
     filler: str | None = None
     """A file, folder or dataset of prose to hide needles in; Python's documentation unless given."""
     seed: int = 0
-    """Another one makes other prompts."""
+    """A different one makes different prompts."""
     precision: Precision = "float32"
     """float32 is the reference; bf16 is faster on a GPU and rounds."""
     device: str = "auto"
@@ -69,7 +69,7 @@ class NeedleRequest:
                 check_count(field, getattr(self, field))
         for name, values in (("distractors", self.num_distractors), ("depths", self.depths)):
             if not values or len(set(values)) < len(values):
-                raise ValueError(f"{name} must be different numbers, at least one; got {list(values)}.")
+                raise ValueError(f"{name} must be one or more distinct numbers; got {list(values)}.")
         if min(self.num_distractors) < 0:
             raise ValueError(f"distractors must be 0 or more; got {min(self.num_distractors)}.")
         for depth in self.depths:
@@ -116,7 +116,7 @@ class Plan:
         return self.haystacks.prompt(*place)
 
     def fingerprint(self) -> str:
-        """A hash of the first prompt of each kind: where it is equal, so are all prompts."""
+        """A hash of the first prompt of each kind: if it is equal, so are all prompts."""
         digest = hashlib.sha256()
         for place in self.places:
             if place.sample == 0:
@@ -148,10 +148,9 @@ def plan(run: Run, request: NeedleRequest) -> Plan:
 
 
 def needle(path: Path, request: NeedleRequest | None = None) -> Needle:
-    """Tests a finished run and leaves `results/needle.json`, with `to` `needle-long.json`, and each prompt's outcome.
+    """Tests a finished run and writes `results/needle.json`, with `to` `needle-long.json`, and each prompt's outcome.
 
-    Asked again the same, it returns what is there. The file of another filler or method than the usual has it in its
-    name.
+    The same request again returns what is there. A filler or method other than the usual is part of the file's name.
     """
     request = request or NeedleRequest()
     ranks = start_ranks(request.device)

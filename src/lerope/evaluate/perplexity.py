@@ -29,10 +29,10 @@ _NUM_BINS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class EvalRequest:
-    """What to evaluate a run on, and how; all of it but the device and the batch is part of the result."""
+    """What to evaluate a run on, and how; all but the device and the batch are part of the result."""
 
     data: Path | None = None
-    """Another corpus than the run's own, with the same tokenizer: its validation split is scored."""
+    """A corpus other than the run's own, with the same tokenizer: its validation split is scored."""
     text: tuple[str, ...] = ()
     """Texts from outside instead of a corpus: files, folders, python: or hf:NAME."""
     length: int | None = None
@@ -56,7 +56,7 @@ class EvalRequest:
             raise ValueError(f"give either data or text; got {self.data} and {', '.join(self.text)}.")
 
     def documents(self, run: Run, ranks: Ranks | None = None) -> Documents:
-        """What is to be scored; of several ranks the main one looks whether files are whole."""
+        """What to score; of several ranks the main one checks that files are intact."""
 
         def read(verify: Verify) -> Documents:
             if self.text:
@@ -70,10 +70,10 @@ class EvalRequest:
 
 
 def evaluate(path: Path, request: EvalRequest | None = None) -> Evaluation:
-    """Scores a finished run and leaves `results/eval.json` with the loss of every token beside it.
+    """Scores a finished run and writes `results/eval.json` with the loss of every token beside it.
 
-    What is there is not scored again: neither the same request nor fewer tokens of it. The file of a request that is
-    not as usual has more in its name: what it was scored on, `truncated`, the length, the precision.
+    What is there is not scored again: neither the same request nor fewer tokens of it. The file of an unusual request
+    has more in its name: what it was scored on, `truncated`, the length, the precision.
     """
     request = request or EvalRequest()
     ranks = start_ranks(request.device)
@@ -192,7 +192,7 @@ def summarise(
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss), of any finite loss a finite number."""
+    """exp(loss), finite for any finite loss."""
     return math.exp(min(loss, 700.0))
 
 

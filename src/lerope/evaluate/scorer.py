@@ -1,4 +1,4 @@
-"""A model that scores rows: one document or window a row, padded on the right, any device, extended or not."""
+"""A model that scores rows: one document or window per row, padded on the right, any device, extended or not."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -59,7 +59,7 @@ class StretchedRotation(Rotation):
 
     def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         q, k = super().__call__(q, k)
-        return q * self.scale, k  # in float32 where q is less; attention casts both
+        return q * self.scale, k  # in float32 where q is narrower; attention casts both
 
 
 class Scorer:
@@ -87,14 +87,14 @@ class Scorer:
         self.device, self.precision, self.backend = torch.device(device), precision, backend
 
     def losses(self, rows: Sequence[Tokens]) -> Tensor:
-        """The loss of each row's tokens but the first: (rows, longest - 1), float32, on the CPU, 0 in padding."""
+        """The loss of each row's tokens except the first: (rows, longest - 1), float32, on the CPU, 0 in padding."""
         return pad_sequence(list(self.start(rows)().split([len(row) - 1 for row in rows])), True)
 
     @torch.no_grad()
     def start(self, rows: Sequence[Tokens]) -> Callable[[], Tensor]:
-        """Begins to compute losses; a GPU goes on with that until the function that is returned is called.
+        """Starts computing losses; a GPU works on them until the returned function is called.
 
-        It gives the losses of all rows end to end, float32, on the CPU.
+        That gives the losses of all rows end to end, float32, on the CPU.
         """
         inputs = [row[:-1] for row in rows]
         tokens = self._moved(_padded(inputs))
@@ -122,10 +122,10 @@ class Scorer:
     def log_probabilities(
         self, rows: Sequence[Tokens], last: Sequence[int], lengths: Sequence[int] | None = None
     ) -> list[Tensor]:
-        """What the model expects where each row's last tokens stand, given all before them; on the CPU, float32.
+        """What the model expects in place of each row's last tokens, given all before them; on the CPU, float32.
 
         Args:
-            last: how many tokens of each row: (last, vocab_size) comes back for it.
+            last: how many tokens of each row; (last, vocab_size) is returned for it.
             lengths: how long each row is to `stretch`; its inputs unless given, as in `losses`.
         """
         inputs = [row[:-1] for row in rows]
@@ -138,7 +138,7 @@ class Scorer:
         return found
 
     def _hidden(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
-        # No token looks ahead, so that padding on the right needs no mask.
+        # No token looks ahead, so padding on the right needs no mask.
         mask = None
         if self.backend is not None:
             mask = DocumentMask(torch.zeros_like(tokens), self.backend, len(tokens))

@@ -1,7 +1,7 @@
-"""Work in batches: longest first, shared by ranks, stopped and gone on with at any point.
+"""Work in batches: longest first, shared by ranks, stopped and resumed at any point.
 
-Items are worked on in an order that depends on their lengths alone, and what comes of them is appended to a file in
-that order. So a file that was cut off anywhere says how far the work is, whatever the batch size or number of ranks.
+Items are processed in an order that depends only on their lengths, and their values are appended to a file in that
+order. So a file cut off anywhere says how far the work got, whatever the batch size or number of ranks.
 """
 
 import os
@@ -41,7 +41,7 @@ def in_batches(
         lengths: tokens of each item.
         num_values: how many values each item has.
         start: begins to work on some items and returns a function that waits for their values, end to end.
-        partial: a file for values on their way; what it has is not computed again.
+        partial: a file for values so far; what it has is not computed again.
         label: what to call the work while it goes on.
         batch_tokens: tokens that go through the model at once, on each rank; as many as are useful unless given.
     """
@@ -75,7 +75,7 @@ def in_batches(
 
 
 def useful_batch_tokens(device: torch.device) -> int:
-    """Tokens that go through the model at once: as many as gain speed, where memory has room for them."""
+    """Tokens that go through the model at once: as many as gain speed, if memory has room for them."""
     if device.type == "cpu":
         return _BATCH_TOKENS
     bytes_there = torch.cuda.get_device_properties(device).total_memory
@@ -90,7 +90,7 @@ def _enough_memory(num_rows: int, length: int) -> Iterator[None]:
         if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
             raise
         raise ValueError(
-            f"memory ran out with {num_rows} rows of {length:,} tokens at a time; take fewer with --batch-tokens, or "
+            f"memory ran out with {num_rows} rows of {length:,} tokens at a time; use fewer with --batch-tokens, or "
             "shorter ones."
         ) from None
 
@@ -105,7 +105,7 @@ def _batches(order: list[int], lengths: Sequence[int], batch_tokens: int) -> Ite
 
 
 def _trim(partial: Path, ends: npt.NDArray[np.int64]) -> int:
-    """How many items the file has whole; what is there of the next is removed."""
+    """How many whole items the file has; what is there of the next is removed."""
     partial.parent.mkdir(parents=True, exist_ok=True)
     with partial.open("ab") as file:
         finished = int(np.searchsorted(ends, file.tell() // 4, side="right"))
