@@ -194,7 +194,7 @@ def test_a_folder_is_a_target_like_a_run(tmp_path):
     assert ablation.loss == pytest.approx(float(whole.sum()) / 149, rel=1e-6)
     assert json.loads((folder / "results" / "ablation.json").read_text())["removals"] == ablation.removals
     for part in (lambda: describe_frequencies(target), lambda: measure_phasors(target, 1, None, CPU)):
-        with pytest.raises(ValueError, match="is no run"):
+        with pytest.raises(ValueError, match="is not a run"):
             part()
 
 

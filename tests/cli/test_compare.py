@@ -71,8 +71,8 @@ def test_a_method_is_the_same_however_it_is_spelled(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["52M-rope-42"], "name runs of two methods or more at every rung; 52M has rope alone."),
-        (["52M-rope-42", "52M-lerope-42", "--baseline", "nope"], "52M has rope, lerope and not 'nope'."),
+        (["52M-rope-42"], "name runs of two methods or more at every rung; 52M has only rope."),
+        (["52M-rope-42", "52M-lerope-42", "--baseline", "nope"], "52M has rope, lerope but not 'nope'."),
         (["52M-rope-42", "52M-lerope-43"], "have no seed in common at 52M"),
         (["52M-rope-42", "nothing"], "does not exist; name a folder that `lerope train` wrote."),
     ],

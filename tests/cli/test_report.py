@@ -114,7 +114,7 @@ def test_arrays_that_are_not_those_of_their_result_are_named(runs, tmp_path, cap
     (runs / "19M-rope-42" / "results" / "frequencies.safetensors").write_bytes(b"no")
     main(["report", str(runs), "--out", str(tmp_path / "out"), "--no-figures"])
     said = capsys.readouterr().out
-    assert "frequencies.safetensors is not what frequencies.json was saved with" in said
+    assert "frequencies.safetensors does not match frequencies.json" in said
 
 
 def test_without_matplotlib_there_is_a_page_and_a_sentence(runs, tmp_path, monkeypatch, capsys):

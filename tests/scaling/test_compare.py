@@ -102,7 +102,7 @@ def test_a_gain_that_is_noise_or_nothing_has_a_word(tmp_path):
     losses = {("52M", "rope", 1): 3.0, ("52M", "prope", 1): 2.9, ("52M", "lerope", 1): 3.0}
     found = compare(write_study(tmp_path / "a", losses), **FEW)
     assert found.gains == []
-    assert found.notes == ["52M: lerope has the loss of rope, so there is no gain to share."]
+    assert found.notes == ["52M: lerope has rope's loss, so there is no gain to share."]
     losses = {("52M", m, s): 3.0 + g for m in ("rope", "prope", "lerope") for s, g in ((1, 0.0), (2, 0.0))}
     losses |= {("52M", "lerope", 1): 2.9, ("52M", "lerope", 2): 3.09}
     found = compare(write_study(tmp_path / "b", losses), **FEW)
@@ -118,8 +118,8 @@ def test_seeds_without_a_pair_are_left_out_with_a_word(tmp_path):
     assert effect["num_seeds"] == 1
     assert effect["both_low"] is None
     assert found.notes == [
-        "52M: seed 45 of prope left out beside rope, which has no such run.",
-        "52M: seeds 43, 44 of rope left out beside prope, which has no such run.",
+        "52M: seed 45 of prope left out, because rope has no such run.",
+        "52M: seeds 43, 44 of rope left out, because prope has no such run.",
     ]
 
 
@@ -159,7 +159,7 @@ def test_studies_of_runs(tmp_path):
     want = compute_multipliers(compute, [4.015, 3.515, 3.115], [4.005, 3.505, 3.105])
     got = [point["multiplier"] for point in found.multipliers if point["estimator"] == "piecewise in ln C"]
     assert got == pytest.approx(want)
-    assert found.notes == ["52M: left out seeds that not every method has: 3."]
+    assert found.notes == ["52M: left out seeds that some methods lack: 3."]
     assert {fit["estimator"] for fit in found.fits} >= {"fitted", "shared E"}
 
 
@@ -240,8 +240,8 @@ DAMAGE = [
     (lambda p: replace_tokens(p, losses=np.zeros(7, np.float32)), "does not hold the 2,"),
     (lambda p: replace_tokens(p, ends=np.zeros((2, 2), np.int64)), "does not hold the 2,"),
     (lambda p: replace_result(p, num_documents=58), "tokens of 58 documents that its evaluation counts"),
-    (lambda p: replace_result(p, loss=3.1), "has a mean loss of 3.0000 where its evaluation says 3.1000"),
-    (one_token_elsewhere, "are of different documents; run `lerope eval` on both again"),
+    (lambda p: replace_result(p, loss=3.1), "its evaluation says 3.1000"),
+    (one_token_elsewhere, "different documents; run `lerope eval` on both again"),
     (not_finite, "holds losses that are not finite"),
     (lambda p: replace_result(p, run={"created": "before"}), "was made from an earlier training in this folder"),
     (lambda p: replace_result(p, kind="needle"), "kind and version must be evaluation, 2, got needle, 2"),
@@ -260,14 +260,14 @@ def test_damaged_evaluations_are_one_sentence(tmp_path, damage, sentence):
 
 MIXTURES = [
     ({"data": "e" * 64}, "trained on different data or tokenizers (fingerprints dddddddddddd and eeeeeeeeeeee)"),
-    ({"recipe": {"learning_rate": 0.5}}, "are no pair: learning_rate is 0.00125 in the first and 0.5 in the second"),
+    ({"recipe": {"learning_rate": 0.5}}, "learning_rate is 0.00125 in the first and 0.5 in the second"),
     ({"recipe": {"model": {"num_layers": 6, "num_heads": 8, "head_dim": 32}}}, "model.head_dim is 64 in the first"),
     ({"settings": {"length": 32}}, "were evaluated differently: length is 64 in the first and 32 in the second"),
     ({"settings": {"precision": "bf16"}}, "precision is None in the first and 'bf16' in the second"),
     ({"finished": False}, "is not finished"),
     ({"encoding": "rope"}, "are both of rung 52M, method rope and seed 42; name one of them"),
     ({"seed": 1}, "lerope and rope have no seed in common at 52M"),
-    ({"rung": "19M"}, "baseline must have a run at every rung; 19M has lerope and not 'rope'"),
+    ({"rung": "19M"}, "baseline must have a run at every rung; 19M has lerope"),
 ]  # fmt: skip
 
 
@@ -283,8 +283,8 @@ def test_requests_that_fit_no_run(tmp_path):
     paths = write_study(tmp_path, PAIRS)
     for call, sentence in (
         (lambda: compare([]), "name two run directories or more"),
-        (lambda: compare(paths[:3]), "name runs of two methods or more at every rung; 52M has rope alone"),
-        (lambda: compare(paths, baseline="nope"), "52M has rope, lerope and not 'nope'"),
+        (lambda: compare(paths[:3]), "name runs of two methods or more at every rung; 52M has"),
+        (lambda: compare(paths, baseline="nope"), "52M has rope, lerope"),
         (
             lambda: compare(paths, reference="nope"),
             "reference must be one of lerope; got 'nope', with rope as baseline",
@@ -332,7 +332,7 @@ def test_a_rung_trained_for_several_numbers_of_steps_counts_as_several(tmp_path)
     assert [effect["rung"] for effect in found.effects] == ["52M, 100 steps", "52M, 400 steps"]
     assert [effect["difference"] for effect in found.effects] == pytest.approx([-0.1, -0.05], abs=1e-6)
     assert [each["rung"] for each in found.multipliers] == ["52M, 100 steps", "52M, 400 steps"]
-    with pytest.raises(ValueError, match="are no pair: steps is 100 in the first and 400 in the second"):
+    with pytest.raises(ValueError, match="steps is 100 in the first and 400 in the second"):
         compare([paths[0], paths[3]])
 
 
@@ -341,7 +341,7 @@ def test_what_changes_no_weight_may_differ(tmp_path):
     lerope = write_run(tmp_path / "b", "lerope", recipe={"validation_tokens": 2, "frequency_learning_rate": 2.0})
     assert len(compare([rope, lerope]).effects) == 1
     other = write_run(tmp_path / "c", "lerope,sharing=layer", recipe={"frequency_learning_rate": 3.0})
-    with pytest.raises(ValueError, match=r"are no pair: frequency_learning_rate is 2\.0"):
+    with pytest.raises(ValueError, match=r"frequency_learning_rate is 2\.0"):
         compare([lerope, other])
 
 

@@ -126,7 +126,7 @@ def test_it_ends_where_no_learning_rate_helps():
         search(lambda index: float(index), 3)
     with pytest.raises(ValueError, match=r"index must be from 0 to 40, learning rates 1 to 2.-20; got 41"):
         next_index({}, 41)
-    with pytest.raises(ValueError, match="losses must have a finite one"):
+    with pytest.raises(ValueError, match="losses must include a finite one"):
         optimum({13: math.inf})
     assert (learning_rate(FIRST), learning_rate(LAST)) == (1.0, 2.0**-20)
 

@@ -30,9 +30,9 @@ FILE, SLOWEST_FILE = "ablation.json", "slowest.json"
 
 
 def leave_one_out(target: Target, max_tokens: int, device: torch.device) -> Ablation:
-    """Scores a target whole and without each band, and leaves `results/ablation.json`.
+    """Scores a target whole and without each band, and writes `results/ablation.json`.
 
-    Stopped, it goes on with the band it was at.
+    If stopped, it resumes at the band it was at.
 
     Args:
         max_tokens: score the first window of as many documents as it takes to reach this many tokens.
@@ -61,7 +61,7 @@ def leave_one_out(target: Target, max_tokens: int, device: torch.device) -> Abla
 
 
 def remove_slowest(target: Target, max_tokens: int, device: torch.device) -> SlowestRemovals:
-    """Scores a target without its slowest bands, for every number of them, and leaves `results/slowest.json`.
+    """Scores a target without its slowest bands, for every number of them, and writes `results/slowest.json`.
 
     Args:
         max_tokens: as in `leave_one_out`.
@@ -153,7 +153,7 @@ def _score(
 def _start(
     subject: Subject, removal: Removal | None, source: Source, windows: Sequence[Piece]
 ) -> Callable[[], npt.NDArray[np.float32]]:
-    """Scores some windows; the function that is returned waits for a GPU and gives their losses, end to end."""
+    """Scores some windows; the returned function waits for a GPU and gives their losses, end to end."""
     losses = subject.losses([source.document(each.document, each.start, each.stop + 1) for each in windows], removal)
 
     def wait() -> npt.NDArray[np.float32]:
@@ -164,7 +164,7 @@ def _start(
 
 
 def paired_difference(differences: Floats, counts: Floats) -> tuple[float, float | None]:
-    """Nats per token and their standard error, with documents as what varies; no error from one document.
+    """Nats per token and their standard error over documents; no error from one document.
 
     Args:
         differences: of each document, the sum of its losses less that of the other.

@@ -3,7 +3,7 @@
 c_m(d) = mean over documents, heads and queries s of Re(q_s conj(k_{s-d}) e^{i d theta_m}) / sqrt(head_dim)
 
 with the two dimensions of a band as one complex number, after QK-norm and before rotation. The sum over s is a
-cross-correlation, so that an FFT gives all distances at once, exactly.
+cross-correlation, so an FFT gives all distances at once, exactly.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,12 +41,12 @@ class Measured:
     key_norms: Floats
     """The same of keys: (layers, key heads, bands)."""
     bounds: Floats
-    """What a band can add to a logit at most, |q_s| |k_t| / sqrt(head_dim), as the mean over all pairs of a row, then
+    """The most a band can add to a logit, |q_s| |k_t| / sqrt(head_dim), as the mean over all pairs of a row, then
     over rows: (layers, heads, bands)."""
 
 
 def measure_bands(target: Target, num_rows: int, device: torch.device) -> Bands:
-    """Measures full rows of a target's documents and leaves `results/bands.json` with the curves beside it."""
+    """Measures full rows of a target's documents and writes `results/bands.json` with the curves beside it."""
     rows = full_rows(target.documents.source, target.length, num_rows)
     settings = {**target.settings, "num_rows": len(rows)}
     check_rows(rows, target)
@@ -83,7 +83,7 @@ def measure(subject: Subject, rows: Sequence[Tokens], label: str) -> Measured:
 
     Args:
         rows: tokens of one document or window each.
-        label: what to call the work while it goes on.
+        label: what to call the work in progress.
     """
     longest = max(len(row) for row in rows)
     sums = np.zeros((subject.num_layers, subject.num_bands, longest))
@@ -177,8 +177,8 @@ def variation(curves: Floats) -> Floats:
 def dominant_band(values: Floats, frequencies: Tensor) -> int | None:
     """The band whose contribution, as the mean over layers, varies most with distance; None where no band turns.
 
-    Without its mean taken off, a band that hardly turns and adds a constant would win. Bands that do not turn at all
-    carry content alone, whatever its part in the logits at a distance.
+    Unless means are subtracted, a band that hardly turns and adds a constant would win. Bands that do not turn at all
+    carry only content, whatever its part in the logits at a distance.
 
     Args:
         values: (layers, bands, distances).
@@ -189,7 +189,7 @@ def dominant_band(values: Floats, frequencies: Tensor) -> int | None:
 
 
 def full_rows(source: Source, length: int, count: int) -> list[Tokens]:
-    """The first `length` tokens of the first `count` documents that have so many; of the longest ones if none has."""
+    """The first `length` tokens of the first `count` documents that have that many; of the longest ones if none has."""
     lengths = np.asarray(source.lengths).astype(np.int64)
     chosen = np.flatnonzero(lengths >= length)[:count]
     if not len(chosen):

@@ -1,6 +1,6 @@
 """Hugging Face causal models with RoPE as subjects: what goes through their `apply_rotary_pos_emb` is seen and changed.
 
-Frequencies and factors are read off the cosines and sines that the model itself computes, so that every kind of RoPE
+Frequencies and factors are read off the cosines and sines that the model itself computes, so every kind of RoPE
 scaling is respected. The pairs must be half-split, as in Llama, Qwen3 and Mistral.
 """
 
@@ -163,7 +163,7 @@ class HuggingFaceModel:
         with self._rotating(look):
             self._run(np.zeros(2, np.int64))
         if len(angles) != self.num_layers or len({len(each) for each in angles}) != 1:
-            raise self._unfit(f"{len(angles)} of its {self.num_layers} layers turn queries and keys, each band alike")
+            raise self._unfit(f"{len(angles)} of its {self.num_layers} layers turn queries and keys in the same bands")
         self.num_bands = len(angles[0])
         self.frequencies = torch.stack(angles)[:, None].cpu()
 
@@ -195,15 +195,15 @@ def _logit_factor(layer: Any, config: Any) -> float:
 
 
 def _load(kind: str, folder: Path, **options: Any) -> Any:
-    """Something of transformers from a local folder; nothing is downloaded and no code of the folder is run."""
+    """A transformers object from a local folder; nothing is downloaded and none of its code is run."""
     try:
         import transformers
     except ImportError:
         raise ValueError(
-            f"{folder} is a Hugging Face model, which needs transformers; pip install 'lerope[hf]'."
+            f"{folder} is a Hugging Face model, which needs transformers; run pip install 'lerope[hf]'."
         ) from None
     try:
         return getattr(transformers, kind).from_pretrained(folder, local_files_only=True, **options)
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{folder} cannot be loaded by transformers ({reason}); name a whole model.") from None
+        raise ValueError(f"{folder} cannot be loaded by transformers ({reason}); name a complete model.") from None

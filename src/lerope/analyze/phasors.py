@@ -58,19 +58,19 @@ class Sums:
     autograd: Floats
     """The same as torch computes it."""
     error: float
-    """Phasors' gradient less autograd's, by the size of autograd's over all bands of a layer; the worst layer."""
+    """Phasors' gradient less autograd's, relative to autograd's over all bands of a layer; the worst layer."""
     covariance_error: float
     """The same of the covariance form."""
 
 
 def measure_phasors(target: Target, num_rows: int, layer: int | None, device: torch.device) -> Phasors:
-    """Measures full rows of a run's documents and leaves `results/phasors.json` with the phasors beside it.
+    """Measures full rows of a run's documents and writes `results/phasors.json` with the phasors beside it.
 
     Args:
-        layer: look at this one alone; at all if None.
+        layer: look only at this one; at all if None.
     """
     if target.run is None:
-        raise ValueError(f"{target.path} is no run, and phasors need one; leave the part out.")
+        raise ValueError(f"{target.path} is not a run, and phasors need one; leave the part out.")
     rows = full_rows(target.documents.source, target.length + 1, num_rows)
     settings = {**target.settings, "num_rows": len(rows), "layer": layer}
     check_rows(rows, target)
@@ -96,7 +96,7 @@ def gradient_phasors(
 
     Args:
         rows: tokens of one document or window each; the first of each is an input only, the last a target only.
-        label: what to call the work while it goes on.
+        label: what to call the work in progress.
     """
     model = model.to(device).eval().requires_grad_(False)
     encoding, num_heads = model.encoding, model.config.num_heads
@@ -146,7 +146,7 @@ def head_phasors(q: Tensor, k: Tensor, v: Tensor, g: Tensor, num_bands: int, lay
 
     Args:
         q, k: (length, head_dim), rotated.
-        v, g: (length, head_dim): values, and the gradient of what attention gives out.
+        v, g: (length, head_dim): values, and the gradient of attention's output.
     """
     length, head_dim = q.shape
     scale = head_dim**-0.5
@@ -234,7 +234,7 @@ class _Record:
 
 
 class _Recording(Rotation):
-    """A rotation that keeps what it gives out."""
+    """A rotation that keeps its output."""
 
     __slots__ = ("turned",)
 
@@ -367,13 +367,13 @@ def _summarise(
 
 
 def _scaled(radii: Floats) -> Floats:
-    """Radii by the largest of their band."""
+    """Radii relative to the largest of their band."""
     largest = radii.max(-1, keepdims=True)
     scaled: Floats = radii / np.where(largest > 0, largest, 1.0)
     return scaled
 
 
 def _histograms(values: Floats, edges: Floats) -> npt.NDArray[np.int64]:
-    """How many distances have which scale: (sets..., bands, bins)."""
+    """How many distances have each scale: (sets..., bands, bins)."""
     flat = [np.histogram(row, edges)[0] for row in values.reshape(-1, values.shape[-1])]
     return np.array(flat, np.int64).reshape(*values.shape[:-1], -1)

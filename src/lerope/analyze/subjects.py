@@ -62,7 +62,7 @@ class Subject(Protocol):
         ...
 
     def losses(self, rows: Sequence[Tokens], removal: Removal | None = None) -> Tensor:
-        """The loss of each row's tokens but the first: (rows, longest - 1), float32, 0 in padding."""
+        """The loss of each row's tokens except the first: (rows, longest - 1), float32, 0 in padding."""
         ...
 
 

@@ -48,7 +48,7 @@ class Target:
 
     @cached_property
     def documents(self) -> Documents:
-        """Found when they are asked for: a run's frequencies can be read without its data."""
+        """Found on demand: a run's frequencies can be read without its data."""
         return self.find_documents()
 
     @property
@@ -63,7 +63,7 @@ class Target:
     def measurement(
         self, kind: type[Kind], name: str, settings: dict[str, Any], device: torch.device | str = "cpu"
     ) -> Measurement[Kind]:
-        """A measurement that ends in this file of its folder `results`."""
+        """A measurement that ends up in this file of its folder `results`."""
         ranks = Ranks(0, 1, 1, torch.device(device))
         return Measurement(kind, self.path / RESULTS / name, self.label, settings, ranks)
 
@@ -76,7 +76,7 @@ def open_target(path: Path, request: EvalRequest) -> Target:
         from lerope.analyze.huggingface import HuggingFaceModel, describe, folder_documents
 
         if request.data is not None:
-            raise ValueError(f"data must be left out for a Hugging Face model; got {request.data}, name text instead.")
+            raise ValueError(f"data must be left out for a Hugging Face model; got {request.data}; name text instead.")
         label, train_length = describe(path)
         length = request.length or min(train_length, _LONGEST_ROW)
         return Target(

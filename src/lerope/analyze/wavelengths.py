@@ -1,6 +1,6 @@
 """Frequencies as wavelengths: against RoPE's, through training, and where they are too slow to matter.
 
-Suppression point: the first band from which on every band is slowed to less than half RoPE's frequency *and* has a
+Suppression point: the first band from which every band is slowed to less than half RoPE's frequency *and* has a
 wavelength of more than four train lengths, so that it turns by less than a quarter within a row. RoPE itself has none.
 """
 
@@ -26,9 +26,9 @@ _SUPPRESSED_FACTOR = 2.0
 
 
 def describe_frequencies(target: Target) -> LearnedFrequencies:
-    """Reads the frequencies of a run and their history, and leaves `results/frequencies.json`."""
+    """Reads the frequencies of a run and their history, and writes `results/frequencies.json`."""
     if target.run is None:
-        raise ValueError(f"{target.path} is no run, so its frequencies have no history; leave the part out.")
+        raise ValueError(f"{target.path} is not a run, so its frequencies have no history; leave the part out.")
     run = target.run
     settings = {"suppressed_lengths": _SUPPRESSED_LENGTHS, "suppressed_factor": _SUPPRESSED_FACTOR}
 
@@ -71,7 +71,7 @@ def _described(target: Target, settings: dict[str, Any], saved: Frequencies) -> 
 
 
 def suppressed_from(theta: Floats, rope: Floats | None, train_length: int) -> int | None:
-    """The suppression point as this module's first words define it; None if the slowest band is not suppressed.
+    """The suppression point as defined at the top of this module; None if the slowest band is not suppressed.
 
     Args:
         theta: (bands,), radians per token.

@@ -1,6 +1,6 @@
 """Result files: one typed JSON object per evaluation or study, with the run and the machine it came from. No torch.
 
-One module a command. Lists in a result hold flat records, so that `pandas.DataFrame(result.by_position)` is a table.
+One module per command. Lists in a result hold flat records, so that `pandas.DataFrame(result.by_position)` is a table.
 What is too long for JSON, such as the loss of every token, lies beside it in a safetensors file of the same name.
 """
 

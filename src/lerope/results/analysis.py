@@ -14,7 +14,7 @@ class FrequencySet(TypedDict):
     layer: int | None
     head: int | None
     suppressed_from: int | None
-    """The first band from which on all are suppressed, by the two limits in the settings; None if there is none."""
+    """The first band from which all are suppressed, by the two limits in the settings; None if there is none."""
     suppressed_rope_wavelength: float | None
     """RoPE's wavelength at that band, in tokens."""
     num_aliased: int
@@ -34,7 +34,7 @@ class BandFrequency(TypedDict):
     rope_wavelength: float | None
     """RoPE's at the same base; None without a base."""
     log_scale: float | None
-    """ln(frequency / RoPE's); None where that is no number."""
+    """ln(frequency / RoPE's); None where that is not a number."""
     turns: float
     """Full turns over the train length."""
     aliased: bool
@@ -81,7 +81,7 @@ class LayerBand(TypedDict):
     """Mean length of the band's part of a query."""
     key_norm: float
     bound: float
-    """Mean over pairs of |q| |k| / sqrt(head_dim), what the band can add to a logit at most."""
+    """Mean over pairs of |q| |k| / sqrt(head_dim), the most the band can add to a logit."""
     rms: float
     """As in BandContribution, of this layer's c_m(d)."""
 
@@ -101,13 +101,13 @@ class Bands(RunResult):
     """The band with the largest rms; None where no band turns."""
     dominant_wavelength: float | None
     dominance: float | None
-    """Its rms by the next largest."""
+    """Its rms relative to the next largest."""
     bands: list[BandContribution]
     layers: list[LayerBand]
 
     @property
     def stands_out(self) -> bool:
-        """Whether the dominant band is one that deserves the name: its rms is at least twice the next largest."""
+        """Whether the dominant band deserves the name: its rms is at least twice the next largest."""
         return self.dominant_wavelength is not None and (self.dominance or 0.0) >= STANDS_OUT
 
 
@@ -193,9 +193,9 @@ class PhasorBand(TypedDict):
     coherence: float
     """|sum of G| / sum of |G|: 0 if distances cancel, 1 if all pull the same way."""
     objective_scale: float
-    """Mean over distances of |C| by its largest."""
+    """Mean over distances of |C| relative to its largest."""
     gradient_scale: float
-    """Mean over distances of d |C| by its largest."""
+    """Mean over distances of d |C| relative to its largest."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ class Result:
     kind: ClassVar[str]
 
     settings: dict[str, Any]
-    """What was asked for; results are comparable where these are equal."""
+    """What was requested; results are comparable where these are equal."""
     provenance: dict[str, Any]
     """See `lerope.core.run.provenance`."""
 
@@ -41,7 +41,7 @@ class Result:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Reads a file back; whatever is wrong with it is one ValueError."""
+        """Reads a file back; anything wrong with it raises one ValueError."""
 
         def take(content: Any) -> None:
             if isinstance(content, dict):
@@ -63,7 +63,7 @@ class RunResult(Result):
     """The hash of the file beside it, where there is one."""
 
     def save_with(self, path: Path, arrays: Arrays) -> Self:
-        """Writes the arrays beside the result, then the result; gives it with their hash."""
+        """Writes the arrays beside the result, then the result; returns it with their hash."""
         import numpy as np
         from safetensors import SafetensorError
         from safetensors.numpy import save_file
@@ -86,13 +86,13 @@ class RunResult(Result):
             raise ValueError(f"{file} does not exist; {_AGAIN}.")
         status = file.stat()
         if _hashed(file, status.st_size, status.st_mtime_ns) != self.arrays_sha256:
-            raise ValueError(f"{file} is not what {path.name} was saved with, it was changed or damaged; {_AGAIN}.")
+            raise ValueError(f"{file} does not match {path.name}, so it was changed or damaged; {_AGAIN}.")
 
     @contextmanager
     def open_arrays(self, path: Path, *names: str) -> Iterator[Any]:
-        """The arrays beside the result, after a look whether they are whole and have these names.
+        """The arrays beside the result, after a check that they are intact and have these names.
 
-        Gives safetensors' `safe_open`, which reads parts of arrays without the rest.
+        Yields safetensors' `safe_open`, which reads parts of arrays without the rest.
         """
         from safetensors import SafetensorError, safe_open
 

@@ -17,7 +17,7 @@ class Timing(TypedDict):
 
 
 class Ceiling(Timing):
-    """What the device can do at most."""
+    """The most the device can do."""
 
     name: str
     """`matmul` or `copy`."""
@@ -44,9 +44,9 @@ class RotaryTime(Timing):
     learned: bool
     """Whether the frequencies get a gradient."""
     num_bytes: int
-    """What must move at least: every input read once, every output written once."""
+    """The least that must move: every input read once, every output written once."""
     share_of_copy: float | None
-    """These bytes by the time, as a share of the copy's rate."""
+    """These bytes over the time, as a share of the copy's rate."""
 
 
 class LayoutTime(Timing):
@@ -73,19 +73,19 @@ class AttentionTime(Timing):
     row_length: int
     num_heads: int
     num_documents: int
-    """In all rows, counted in each row anew."""
+    """In all rows, counted separately in each row."""
     name: str
     masked: bool
     """Whether documents do not see each other."""
     chosen: bool
-    """Whether `auto` takes it here."""
+    """Whether `auto` picks it here."""
     part: str
     """`forward`, or `forward + backward`."""
     flops: float
     """Of whole rows, causal, which is half of the square, whatever documents there are."""
     flops_per_second: float | None
     over_cudnn: float | None
-    """Its time by that of cuDNN's causal attention, which ignores documents."""
+    """Its time relative to cuDNN's causal attention, which ignores documents."""
 
 
 class HeadTime(Timing):
@@ -115,7 +115,7 @@ class StepTime(Timing):
     peak_bytes: int | None
     """Device memory of this model alone, measured before the others take turns with it; None on a CPU."""
     loss: float | None
-    """Of the last step, nats per token: that it trains."""
+    """Of the last step, nats per token: shows that it trains."""
     kernels: str
     """What computed our steps; empty for others' models."""
 
@@ -130,7 +130,7 @@ class StepRatio(TypedDict):
     q3: float
     num_pairs: int
     memory: float | None
-    """Peak memory of the first by that of the second."""
+    """Peak memory of the first relative to the second."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from lerope.results.base import Result
 
 
 class RunLoss(TypedDict):
-    """The loss of one run among those that are compared."""
+    """The loss of one run among those compared."""
 
     rung: str
     method: str
@@ -19,7 +19,7 @@ class RunLoss(TypedDict):
 class MethodEffect(TypedDict):
     """How far a method's loss is from the baseline's over the seeds that both have, in nats per token.
 
-    Below zero the method is better. Each interval is of 95 %; those over seeds are None with one seed.
+    Below zero the method is better. Intervals are 95 %; those over seeds are None with one seed.
     """
 
     rung: str
@@ -51,7 +51,7 @@ class CapturedGain(TypedDict):
     num_seeds: int
     """Seeds that the method, the baseline and the reference all have."""
     method_loss: float
-    """Nats per token over these seeds, as the two that follow."""
+    """Nats per token over these seeds, like the two that follow."""
     baseline_loss: float
     reference_loss: float
     loss: float
@@ -107,7 +107,7 @@ class FitParameter(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Result):
-    """`lerope compare`: methods against a baseline, paired by seed and document, one comparison a rung."""
+    """`lerope compare`: methods against a baseline, paired by seed and document, one comparison per rung."""
 
     kind: ClassVar[str] = "comparison"
 
@@ -119,7 +119,7 @@ class Comparison(Result):
     gains: list[CapturedGain]
     by_position: list[PositionGap]
     multipliers: list[Multiplier]
-    """Of methods that are at every one of two rungs or more."""
+    """Of methods present at every one of two rungs or more."""
     notes: list[str]
     """What was left out, and why."""
 

@@ -1,4 +1,4 @@
-"""Whether everything that could run on a machine runs, and right."""
+"""Whether everything that could run on a machine runs, and correctly."""
 
 from dataclasses import dataclass
 from typing import ClassVar, TypedDict
@@ -11,19 +11,19 @@ class Finding(TypedDict):
 
     name: str
     status: str
-    """`ok`, `missing` (what need not be there) or `broken` (there, and it fails or is wrong)."""
+    """`ok`, `missing` (but optional) or `broken` (there, but it fails or is wrong)."""
     note: str
     fix: str
     """What to do about it, where there is something."""
     error: float | None
-    """Of the try that is worst by its tolerance, relative; None without one, and where it is no number."""
+    """Of the try that is worst by its tolerance, relative; None without one, and where it is not a number."""
     tolerance: float | None
     """What rounding explains."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis(Result):
-    """`lerope doctor`: whether everything that could run on this machine runs, and right."""
+    """`lerope doctor`: whether everything that could run on this machine runs, and correctly."""
 
     kind: ClassVar[str] = "diagnosis"
 

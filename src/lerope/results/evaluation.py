@@ -19,20 +19,20 @@ class PositionBin(TypedDict):
 class Evaluation(RunResult):
     """`lerope eval`: the loss of a run on documents.
 
-    Beside it in .safetensors: `losses`, one float32 a token in order of documents; `ends`, where each document's losses
-    end in it.
+    Beside it in .safetensors: `losses`, one float32 per token in order of documents; `ends`, where each document's
+    losses end in it.
     """
 
     kind: ClassVar[str] = "evaluation"
 
     num_documents: int
     num_tokens: int
-    """Targets: every token but BOS."""
+    """Targets: every token except BOS."""
     loss: float
-    """Nats per token: the sum over tokens by their number."""
+    """Nats per token: the sum over tokens divided by their number."""
     perplexity: float
     document_mean_loss: float
-    """Nats per token, every document counted alike."""
+    """Nats per token, every document counted equally."""
     bits_per_byte: float | None
     """Comparable across tokenizers; None where only some tokens of the text were scored."""
     by_position: list[PositionBin]

@@ -29,9 +29,9 @@ class NeedleCell(TypedDict):
     other_rate: float
     """The greedy answer is anything else; the three rates add up to 1."""
     gold_log_probability: float
-    """Nats per token of the gold value, given the prompt and its tokens before."""
+    """Nats per token of the gold value, given the prompt and its earlier tokens."""
     margin: float
-    """Log-odds of gold against another value at the first token where they part, mean over values; 0 is chance."""
+    """Log-odds of gold against another value at the first token where they differ, mean over values; 0 is chance."""
     margin_error: float | None
     """Standard error of the margin; None for one prompt."""
     worst_margin: float
@@ -39,7 +39,7 @@ class NeedleCell(TypedDict):
 
 
 class NeedleLeftOut(TypedDict):
-    """What was asked for and does not fit."""
+    """What was requested but does not fit."""
 
     length: int
     num_distractors: int
@@ -49,7 +49,7 @@ class NeedleLeftOut(TypedDict):
 class Needle(RunResult):
     """`lerope needle`: values that a run finds among distractors, or far away.
 
-    Beside it in .safetensors, one entry a prompt: `length`, `num_distractors`, `depth`, `sample`, `outcome` (0 other,
+    Beside it in .safetensors, one entry per prompt: `length`, `num_distractors`, `depth`, `sample`, `outcome` (0 other,
     1 gold, 2 a distractor), `gold_log_probability`, `margin`, `worst_margin`. Where settings are equal the prompts are
     the same.
     """
@@ -63,12 +63,12 @@ class Needle(RunResult):
 
     @property
     def at_floor(self) -> bool:
-        """Whether so few answers are right that margins alone say something."""
+        """Whether so few answers are right that only margins say something."""
         num_correct, num_samples = (sum(cell[name] for cell in self.cells) for name in ("num_correct", "num_samples"))
         return num_correct < FLOOR * num_samples
 
     @property
     def repeated(self) -> list[int]:
-        """Lengths of prompts that the filler is too short for, so that its sentences come more than once."""
+        """Lengths of prompts that the filler is too short for, so that its sentences repeat."""
         lengths = dict.fromkeys(cell["length"] for cell in self.totals)
         return [length for length in lengths if length > self.settings["num_filler_tokens"]]

@@ -1,4 +1,4 @@
-"""Whether engines compute what an exported model is."""
+"""Whether engines compute what an exported model does."""
 
 from dataclasses import dataclass
 from typing import ClassVar, TypedDict
@@ -26,7 +26,7 @@ class EngineRun(TypedDict):
     logit_error: float | None
     """The largest difference of logits relative to the largest logit; None for an engine that gives none."""
     num_same_tokens: int | None
-    """How many tokens of its greedy continuation are ours, from the first on."""
+    """How many tokens of its greedy continuation match ours, from the first on."""
     num_tokens: int
     agrees: bool | None
     """None if it was not run."""
@@ -35,7 +35,7 @@ class EngineRun(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Verification(Result):
-    """`lerope verify`: whether engines compute what the exported model is."""
+    """`lerope verify`: whether engines compute what the exported model does."""
 
     kind: ClassVar[str] = "verification"
 

@@ -19,8 +19,8 @@ def compare(
 
     Args:
         paths: finished and evaluated run directories.
-        baseline: the method that others are held against; rope, or the first, unless given.
-        reference: the method whose gain counts as all of it; lerope, or the first but the baseline, unless given.
+        baseline: the method that others are compared with; rope, or the first, unless given.
+        reference: the method whose gain counts as all of it; lerope, or the first besides the baseline, unless given.
         evaluation: which file of `results` to compare.
         num_resamples: of the bootstrap over documents.
     """

@@ -35,12 +35,12 @@ class Evaluated:
         return arrays_of(self.file)
 
     def open_tokens(self) -> AbstractContextManager[Any]:
-        """That file, after a look whether it is whole."""
+        """That file, after a check that it is intact."""
         return self.evaluation.open_arrays(self.file, "losses", "ends")
 
     @property
     def rung(self) -> str:
-        """The ladder's name of its size."""
+        """The ladder's name for its size."""
         return self.run.recipe.rung
 
     @property
@@ -69,9 +69,9 @@ Study = dict[str, dict[str, dict[int, Evaluated]]]
 
 
 def read_study(paths: Paths, evaluation: str = "eval") -> Study:
-    """Reads runs and their evaluations, in order of compute; raises where they are not of one study.
+    """Reads runs and their evaluations, in order of compute; raises unless they are of one study.
 
-    Within a rung recipes may differ in encoding and seed alone. Data and evaluation must be the same everywhere. A rung
+    Within a rung recipes may differ only in encoding and seed. Data and evaluation must be the same everywhere. A rung
     whose methods were all trained for several numbers of steps counts as several.
     """
     if not paths:
@@ -121,7 +121,7 @@ def _rung_names(found: list[Evaluated]) -> dict[Path, str]:
 
 
 def as_method(name: str) -> str:
-    """A method as comparisons spell it: `rope,base=10000` is rope. A name that is no encoding stays as it is."""
+    """A method as comparisons spell it: `rope,base=10000` is rope. A name that is not an encoding stays as it is."""
     try:
         return EncodingSpec.parse(name).method
     except ValueError:
@@ -135,13 +135,13 @@ def default_baseline(study: Study) -> str:
 
 
 def check_baseline(study: Study, baseline: str) -> None:
-    """Raises unless every rung has the baseline and something to hold against it."""
+    """Raises unless every rung has the baseline and something to compare with it."""
     for rung, methods in study.items():
         names = ", ".join(methods)
         if baseline not in methods:
-            raise ValueError(f"baseline must have a run at every rung; {rung} has {names} and not {baseline!r}.")
+            raise ValueError(f"baseline must have a run at every rung; {rung} has {names} but not {baseline!r}.")
         if len(methods) < 2:
-            raise ValueError(f"name runs of two methods or more at every rung; {rung} has {names} alone.")
+            raise ValueError(f"name runs of two methods or more at every rung; {rung} has only {names}.")
 
 
 def _read(path: str | os.PathLike[str], name: str) -> Evaluated:
@@ -164,7 +164,7 @@ def _check_alike(first: Evaluated, item: Evaluated) -> None:
             f"{both} were trained on different data or tokenizers (fingerprints {first.run.identity.data[:12]} and "
             f"{item.run.identity.data[:12]}); compare runs on the same."
         )
-    # Documents are known by their fingerprint, whatever the folder they lie in is called.
+    # Documents are known by their fingerprint, whatever their folder is called.
     mine, yours = ({**each.evaluation.settings, "documents": None} for each in (first, item))
     for field, one, other in differences(mine, yours):
         raise ValueError(
@@ -179,13 +179,13 @@ def _check_recipe(first: Evaluated, item: Evaluated) -> None:
     one, other = ({k: v for k, v in asdict(each.run.recipe).items() if k not in ignored} for each in (first, item))
     for field, mine, yours in differences(one, other):
         raise ValueError(
-            f"{first.run.path} and {item.run.path} are no pair: {field} is {_short(mine)} in the first and "
+            f"{first.run.path} and {item.run.path} are not a pair: {field} is {_short(mine)} in the first and "
             f"{_short(yours)} in the second; at one rung only encoding and seed may differ."
         )
 
 
 def again(item: Evaluated) -> str:
-    """What to do about an evaluation that is not as it must be."""
+    """What to do about an evaluation that is not as it should be."""
     return f"remove it and run `lerope eval {item.run.path}`"
 
 

@@ -81,7 +81,7 @@ class Hinge:
 
 
 def fit_power_law(compute: Values, loss: Values, floor: float | None = None) -> PowerLaw:
-    """Fits E, A and alpha, or with a floor given A and alpha alone."""
+    """Fits E, A and alpha, or given a floor only A and alpha."""
     c, y = checked(compute, loss)
     lowest = float(y.min())
     if floor is None:
@@ -94,7 +94,7 @@ def fit_power_law(compute: Values, loss: Values, floor: float | None = None) -> 
 
 
 def fit_joint(compute: Values, losses: Mapping[str, Values], floor: float | None = None) -> JointFit:
-    """Fits one floor E for all methods and A, alpha for each; E is held where it is given."""
+    """Fits one floor E for all methods and A, alpha for each; E is fixed if given."""
     if not losses:
         raise ValueError("losses must name at least one method; got none.")
     c, *rows = checked(compute, *losses.values())
@@ -112,7 +112,7 @@ def fit_joint(compute: Values, losses: Mapping[str, Values], floor: float | None
 
 
 def fit_hinge(compute: Values, loss: Values, x0: float | None = None) -> Hinge:
-    """Fits the broken power law; the break at compute exp(x0) is searched between the points unless given."""
+    """Fits the broken power law; the break at compute exp(x0) is searched for between the points unless given."""
     c, y = checked(compute, loss)
     if len(c) < 4:
         raise ValueError(f"compute must have four points or more to fit a hinge; got {len(c)}.")

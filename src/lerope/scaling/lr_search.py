@@ -1,13 +1,13 @@
 """The paper's search for a learning rate: on the grid 2^(-index/2), until the best is bracketed by its neighbours.
 
-A search is a function of the losses known so far, so that it can be stopped and gone on with anywhere. How many runs it
+A search is a function of the losses known so far, so that it can be stopped and resumed anywhere. How many runs it
 takes where losses fall to one minimum and rise after it:
 
 - from a guess: 3 if the guess is right; k + 2 if the minimum is k indices above it, k + 3 if it is k below. The guess,
   the minimum, its two neighbours and all between them are k + 2; the other neighbour of the guess is one more, and is
-  tried first if the minimum is on the far side. Nothing that walks by single indices can do with fewer.
+  tried first if the minimum is on the far side. No walk by single indices can do with fewer.
 - without a guess: 6 if the minimum is one of the 18 indices 7 to 24, and one more for index 6 or 25. This is Kiefer's
-  Fibonacci search, whose worst case no other search on 20 indices can better. Beyond them it walks on.
+  Fibonacci search, whose worst case no other search on 20 indices can beat. Beyond them it walks on.
 """
 
 import math
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 # The grid's ends, learning rates 1 and 2^-20. Whatever has its best there does not depend on the learning rate.
 FIRST, LAST = 0, 40
-# Without a guess, the index is looked for between these two; their distance is a Fibonacci number.
+# Without a guess, the index is searched for between these two; their distance is a Fibonacci number.
 COLD = (5, 26)
 
 
@@ -29,11 +29,11 @@ def next_index(losses: Mapping[int, float], start: int | None) -> int | None:
     """The index to train next, or None once the best one has worse neighbours on both sides.
 
     A run that diverged has a loss of inf (or nan); if all did, smaller rates follow. Two equal losses side by side
-    count as one, which must have worse ones around it; three in a row are an end: there is nothing to choose.
+    count as one, which must have worse ones around it; three in a row end the search: there is nothing to choose.
 
     Args:
         losses: what is known, by index.
-        start: a guess of the best index, where the first run is; None for a search without a guess.
+        start: a guess at the best index, where the first run is; None for a search without a guess.
     """
     known = _without_nan(losses)
     if start is None:
@@ -57,7 +57,7 @@ def optimum(losses: Mapping[int, float]) -> int:
     """The index of the lowest loss; among equals side by side the middle one, of two the smaller rate."""
     known = _without_nan(losses)
     if not known or math.isinf(min(known.values())):
-        raise ValueError(f"losses must have a finite one; got {dict(losses)}.")
+        raise ValueError(f"losses must include a finite one; got {dict(losses)}.")
     first, last = _lowest(known)
     return (first + last + 1) // 2
 
@@ -107,14 +107,14 @@ def _fibonacci(known: dict[int, float]) -> int | None:
                 return index
         if known[left] < known[right]:
             high = right
-        else:  # also where both diverged: the smaller rate is the hope
+        else:  # also where both diverged: the smaller rate is the better bet
             low = left
         inner, outer = outer - inner, inner
     return None
 
 
 def _lowest(known: dict[int, float]) -> tuple[int, int]:
-    """The ends of the row of indices, side by side, that share the lowest loss."""
+    """The ends of the row of adjacent indices that share the lowest loss."""
     lowest = min(known.values())
     first = last = max(index for index, loss in known.items() if loss == lowest)
     while known.get(first - 1) == lowest:

@@ -16,7 +16,7 @@ PIECEWISE = "piecewise in ln C"
 def compute_multipliers(compute: Values, baseline_loss: Values, variant_loss: Values) -> Floats:
     """C_baseline / C at equal loss, for each of the variant's points.
 
-    The baseline's points are joined by straight lines in (ln C, loss), the first and last of which go on beyond the
+    The baseline's points are joined by straight lines in (ln C, loss), the first and last of which extend beyond the
     ends. Above 1, the variant saves compute.
 
     Args:
@@ -25,7 +25,7 @@ def compute_multipliers(compute: Values, baseline_loss: Values, variant_loss: Va
     """
     c, baseline, variant = checked(compute, baseline_loss, variant_loss)
     if not falls(c, baseline):
-        raise ValueError(f"baseline_loss must fall with compute, or no loss has one compute; got {baseline.tolist()}.")
+        raise ValueError(f"baseline_loss must fall with compute, or compute is ambiguous; got {baseline.tolist()}.")
     order = np.argsort(c)
     x, y = np.log(c[order]), baseline[order]
     # Losses fall along x, so that the segment of a loss is found among the falling ones.
@@ -37,13 +37,13 @@ def compute_multipliers(compute: Values, baseline_loss: Values, variant_loss: Va
 
 
 def falls(compute: Values, loss: Values) -> bool:
-    """Whether more compute is a lower loss at every step."""
+    """Whether more compute means a lower loss at every step."""
     c, y = checked(compute, loss)
     return bool((np.diff(y[np.argsort(c)]) < 0).all())
 
 
 def checked(compute: Values, *losses: Values) -> tuple[Floats, ...]:
-    """The arguments as arrays, after a look at them."""
+    """The arguments as arrays, checked."""
     arrays = tuple(np.asarray(values, np.float64) for values in (compute, *losses))
     c = arrays[0]
     if c.ndim != 1 or len(c) < 2 or len(set(c.tolist())) < len(c) or not (np.isfinite(c) & (c > 0)).all():

@@ -78,10 +78,10 @@ class Rung:
             alone = [str(seed) for seed in sorted(self._runs[name]) if seed not in seeds]
             if alone:
                 text = f"seed {alone[0]}" if len(alone) == 1 else f"seeds {', '.join(alone)}"
-                self.notes.append(f"{self.name}: {text} of {name} left out beside {other}, which has no such run.")
+                self.notes.append(f"{self.name}: {text} of {name} left out, because {other} has no such run.")
 
     def _read(self, ends: Integers) -> dict[str, Floats]:
-        """Reads every file of token losses once: sums of documents are kept, sums of bins as mean gaps alone."""
+        """Reads every file of token losses once: sums of documents are kept, sums of bins only as mean gaps."""
         gaps = {method: np.zeros_like(self._binned) for method in self._runs if method != self.baseline}
         for seed in sorted({seed for seeds in self._runs.values() for seed in seeds}):
             at_baseline: Floats | None = None
@@ -130,7 +130,7 @@ class Rung:
         ]
 
     def effects(self) -> list[MethodEffect]:
-        """Every method's difference to the baseline."""
+        """Every method's difference from the baseline."""
         found: list[MethodEffect] = []
         for method, pairs in self.pairs.items():
             measured = pairs.effect
@@ -159,12 +159,12 @@ class Rung:
         return found
 
     def gains(self, reference: str, notes: list[str]) -> list[CapturedGain]:
-        """What every other method has of the reference's gain, over the seeds that all three have."""
+        """Every other method's share of the reference's gain, over the seeds that all three have."""
         if reference not in self.pairs or len(self.pairs) < 2:
             return []
         whole = self.pairs[reference].effect
         if whole.difference == 0:
-            notes.append(f"{self.name}: {reference} has the loss of {self.baseline}, so there is no gain to share.")
+            notes.append(f"{self.name}: {reference} has {self.baseline}'s loss, so there is no gain to share.")
             return []
         if not whole.decisive.excludes_zero:
             notes.append(
@@ -197,7 +197,7 @@ class Rung:
         return found
 
     def by_position(self) -> list[PositionGap]:
-        """Every method's difference to the baseline, by position in the window."""
+        """Every method's difference from the baseline, by position in the window."""
         counts = self._binned.sum(0)
         return [
             {

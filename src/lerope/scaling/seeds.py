@@ -2,7 +2,7 @@
 
 Two methods were trained with the same seeds and scored on the same documents. For seed s and document d the data are
 differences, the sum over the document's tokens of (variant's loss - baseline's loss), and the document's number of
-tokens. The effect is the sum of differences by the number of tokens, averaged over seeds, in nats per token.
+tokens. The effect is the sum of differences over the number of tokens, averaged over seeds, in nats per token.
 
 An interval covers what it is taken over, and no more:
 
@@ -10,8 +10,8 @@ An interval covers what it is taken over, and no more:
 * over seeds: what runs of all seeds would differ by on these very documents;
 * over both: what runs of all seeds would differ by on all documents of this kind. This is the one to decide by.
 
-Over seeds a bootstrap does not do. The percentile interval of 3 seeds is the range of the three values, which holds the
-truth in 75 % of studies instead of 95 % (84 % with 5 seeds); Student's t holds it in 95 %.
+Over seeds a bootstrap does not work. The percentile interval of 3 seeds is the range of the three values, which holds
+the truth in 75 % of studies instead of 95 % (84 % with 5 seeds); Student's t holds it in 95 %.
 """
 
 import math
@@ -25,7 +25,7 @@ from lerope.scaling.multipliers import Floats
 
 LEVEL = 0.95
 NUM_RESAMPLES = 10_000
-# More documents than this are put into so many groups at random, and groups are resampled: sums of independent
+# More documents than this are put into this many groups at random, and groups are resampled: sums of independent
 # documents are independent as well, and the interval's width has an error of one part in ninety.
 _MAX_GROUPS = 4096
 _RESAMPLES_AT_ONCE = 256
@@ -115,13 +115,13 @@ def over_both(differences: Floats, tokens: Floats) -> Interval:
     """The interval over seeds and documents, as crossed random effects.
 
     The variance is that over seeds plus that over documents, less what both contain: the noise of single pairs of seed
-    and document. Its quantile is the mean of both Student quantiles, weighted with the two variances (Cochran and Cox),
+    and document. Its quantile is the mean of both Student quantiles, weighted by the two variances (Cochran and Cox),
     because Satterthwaite's degrees of freedom, estimated from 3 seeds, are too many when the seeds happen to agree: in
-    simulations its intervals of 95 % held the truth in as few as 87, 92 and 94 % of studies with 2, 3 and 5 seeds. And
+    simulations its 95 % intervals held the truth in as few as 87, 92 and 94 % of studies with 2, 3 and 5 seeds. And
     the interval is never narrower than seeds alone or documents alone make it, however well the seeds agree.
 
-    Simulated with any shares of the three variances and 2, 3 or 5 seeds, it never held the truth in less than 95 % of
-    studies. It held it in 96 % where seeds vary as the paper's do and documents are thousands, and in up to 99 % where
+    Simulated with any shares of the three variances and 2, 3 or 5 seeds, it never held the truth in fewer than 95 % of
+    studies. It held it in 96 % where seeds vary as the paper's do over thousands of documents, and in up to 99 % where
     seeds differ by no more than the noise of documents: there it is too wide.
     """
     num_seeds, num_documents = differences.shape
@@ -168,7 +168,7 @@ def gain_captured(
 
 
 def gap_by_position(differences: Floats, tokens: Floats) -> tuple[Floats, Floats]:
-    """The mean difference in each bin of positions and its standard error, NaN where there is too little to say.
+    """The mean difference in each bin of positions and its standard error, NaN where there is too little data.
 
     Tokens of a document are not independent, so errors are clustered by document.
 
@@ -186,7 +186,7 @@ def gap_by_position(differences: Floats, tokens: Floats) -> tuple[Floats, Floats
 
 
 def resampled(columns: Floats, num_resamples: int = NUM_RESAMPLES, seed: int = 0) -> Floats:
-    """Sums of columns over documents that are drawn with replacement: (documents, columns) to (resamples, columns)."""
+    """Sums of columns over documents drawn with replacement: (documents, columns) to (resamples, columns)."""
     generator = np.random.default_rng(seed)
     if len(columns) > _MAX_GROUPS:
         columns = _grouped(columns, generator.permutation(len(columns)) % _MAX_GROUPS)
@@ -220,10 +220,10 @@ def _percentiles(values: Floats) -> Interval:
 def _check(differences: Floats, tokens: Floats) -> None:
     if differences.ndim != 2 or not len(differences) or differences.shape[1:] != tokens.shape:
         raise ValueError(
-            f"differences must be (seeds, documents) for {tokens.size} documents; got the shape {differences.shape}."
+            f"differences must be (seeds, documents) for {tokens.size} documents; got shape {differences.shape}."
         )
     if len(tokens) < 2:
-        raise ValueError(f"tokens must be of two documents or more, or nothing can be said; got {len(tokens)}.")
+        raise ValueError(f"tokens must cover two documents or more, or nothing can be said; got {len(tokens)}.")
     if not np.isfinite(differences).all() or not (np.isfinite(tokens) & (tokens > 0)).all():
         raise ValueError("differences must be finite, and every document must have tokens.")
 

@@ -35,7 +35,7 @@ class Losses:
 
 
 def read_losses(path: str | os.PathLike[str]) -> Losses:
-    """Compute and losses of a CSV file: a column `rung` or `compute` (FLOPs), and one of losses in nats a method."""
+    """Compute and losses of a CSV file: a column `rung` or `compute` (FLOPs), and one of losses in nats per method."""
     example = "the first line names the columns, for example: rung,rope,lerope"
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
@@ -67,7 +67,7 @@ def read_losses(path: str | os.PathLike[str]) -> Losses:
 
 
 def read_runs(paths: Paths, baseline: str | None = None, evaluation: str = "eval") -> Losses:
-    """The same of evaluated runs: each method's loss at each rung is its mean over the seeds that all methods have."""
+    """The same from evaluated runs: each method's loss at each rung is its mean over the seeds all methods have."""
     study = read_study(paths, evaluation)
     check_baseline(study, as_method(baseline or default_baseline(study)))
     if len(study) < 2:
@@ -85,7 +85,7 @@ def read_runs(paths: Paths, baseline: str | None = None, evaluation: str = "eval
             raise ValueError(f"methods at {rung} have no seed in common; train all with the same seeds.")
         if every > seeds:
             left_out = ", ".join(map(str, sorted(every - seeds)))
-            notes.append(f"{rung}: left out seeds that not every method has: {left_out}.")
+            notes.append(f"{rung}: left out seeds that some methods lack: {left_out}.")
         compute.append(next(iter(methods[names[0]].values())).compute)
         for name in names:
             losses[name].append(float(np.mean([methods[name][seed].evaluation.loss for seed in sorted(seeds)])))
@@ -95,7 +95,7 @@ def read_runs(paths: Paths, baseline: str | None = None, evaluation: str = "eval
 
 
 def study(losses: Losses, baseline: str | None = None) -> Multipliers:
-    """Multipliers, efficiency gains and how far they depend on the fit, for every method against the baseline.
+    """Multipliers, efficiency gains and how much they depend on the fit, for every method against the baseline.
 
     What needs more points than there are is left out; what needs a loss that falls with compute is left out with a
     note. The baseline is rope unless given, or the first method.

@@ -20,7 +20,7 @@ def read_ends(items: Sequence[Evaluated]) -> Integers:
     for item, other in zip(items, ends, strict=True):
         if not np.array_equal(ends[0], other):
             raise ValueError(
-                f"{items[0].tokens} and {item.tokens} are of different documents; run `lerope eval` on both again."
+                f"{items[0].tokens} and {item.tokens} cover different documents; run `lerope eval` on both again."
             )
     return ends[0]
 
@@ -41,7 +41,7 @@ def sum_losses(item: Evaluated, ends: Integers) -> Floats:
     loss = float(sums.sum()) / int(ends[-1])
     if not abs(loss - item.evaluation.loss) <= 1e-6 * max(1.0, abs(loss)):
         raise ValueError(
-            f"{item.tokens} has a mean loss of {loss:.4f} where its evaluation says {item.evaluation.loss:.4f}; "
+            f"{item.tokens} has a mean loss of {loss:.4f} but its evaluation says {item.evaluation.loss:.4f}; "
             f"{again(item)}."
         )
     return sums
@@ -63,7 +63,7 @@ def _open_ends(item: Evaluated) -> Integers:
 
 
 def _binned(item: Evaluated | None, ends: Integers, length: int) -> Floats:
-    """Losses, or ones without a run, summed over each document's tokens in each bin of positions."""
+    """Losses, or ones if there is no run, summed over each document's tokens in each bin of positions."""
     edges = position_edges(length)
     num_bins = len(edges) - 1
     bins = np.searchsorted(edges, np.arange(length), side="right") - 1
@@ -92,5 +92,5 @@ def _read_losses(item: Evaluated, start: int, stop: int) -> Floats:
     with item.open_tokens() as file:
         losses: Floats = file.get_slice("losses")[start:stop].astype(np.float64)
     if not np.isfinite(losses).all():
-        raise ValueError(f"{item.tokens} holds losses that are not finite; look at how {item.run.path} was trained.")
+        raise ValueError(f"{item.tokens} holds losses that are not finite; check how {item.run.path} was trained.")
     return losses

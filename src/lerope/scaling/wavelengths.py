@@ -14,11 +14,11 @@ class WavelengthRatio:
     """wavelength / length over several runs."""
 
     mean: float
-    """The mean of the runs' ratios: every run counts alike."""
+    """The mean of the runs' ratios: every run counts equally."""
     standard_deviation: float | None
     """Between runs; None for one run."""
     slope: float
-    """The least-squares slope through the origin: a run counts with the square of its length."""
+    """The least-squares slope through the origin: a run is weighted by the square of its length."""
     largest_weight: float
     """The share of the slope's weight that the run with the largest has; near 1, the slope is that run's ratio."""
 
