@@ -109,7 +109,7 @@ def test_from_disk_everything_is_drawn_and_nothing_is_asked_for(browser, file):
     for section in CHARTS:
         assert len(picture(browser, section)) > 500, section
     assert text(browser, "#verdict .sentence").startswith("lerope is 0.0105 nats below rope (95 % interval")
-    assert "band 11, of 1,057 tokens a turn, 2.06 train lengths, varies most" in text(browser, "#bands")
+    assert "band 11, of 1,057 tokens per turn, 2.06 train lengths, varies most" in text(browser, "#bands")
     data = json.loads(browser.run("document.querySelector('#data').textContent"))
     assert len(run_names(browser)) == len(data["runs"]) > 12
     assert browser.run("document.querySelectorAll('#provenance details').length") == len(data["runs"])
@@ -173,8 +173,8 @@ def test_needles_say_how_they_were_asked_for_and_where_the_filler_repeats(browse
     (tmp_path / "index.html").write_text(render(payload(collect([run]))), encoding="utf-8")
     browser.open((tmp_path / "index.html").as_uri())
     shown = text(browser, "#needles")
-    assert "YaRN, 20 prompts a depth, bf16" in shown
-    assert "20 prompts a depth, in essays" in shown
+    assert "YaRN, 20 prompts per depth, bf16" in shown
+    assert "20 prompts per depth, in essays" in shown
     assert "samples-40" not in shown
     assert shown.count("* The filler has 3,000 tokens: these prompts repeat sentences.") == 1
     marks = browser.run("[...document.querySelectorAll('#needles svg text')].map((node) => node.textContent)")

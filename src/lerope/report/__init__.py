@@ -1,1 +1,1 @@
-"""Tables, figures and the page, drawn from result files alone. No torch."""
+"""Tables, figures and the page, drawn only from result files. No torch."""

@@ -29,7 +29,7 @@ def frequency_history(files: RunFiles) -> tuple[npt.NDArray[np.int64], Floats] |
 
 
 def rope_frequencies(files: RunFiles, num_bands: int) -> list[float]:
-    """RoPE's with so many bands, at the base of the run's encoding; at the usual one where it has none."""
+    """RoPE's with this many bands, at the base of the run's encoding; at the usual one where it has none."""
     base = files.run.recipe.spec.base or BASE
     return [base ** (-band / num_bands) for band in range(num_bands)]
 
@@ -50,8 +50,8 @@ def mean_wavelengths(frequencies: Floats) -> Floats:
 def wavelengths(files: RunFiles) -> tuple[Floats, Floats] | None:
     """RoPE's wavelengths and the run's own, band by band, in tokens; infinite for a band that does not turn.
 
-    Of frequencies that layers or heads have for themselves, the geometric mean. Without the analysis' file, what
-    training recorded last.
+    The geometric mean where layers or heads have their own frequencies. Without the analysis' file, what training
+    recorded last.
     """
     found = files.result(LearnedFrequencies)
     if found is not None and found.base is not None:
@@ -78,7 +78,7 @@ def num_pairs(length: int) -> Floats:
 
 
 def phasor_pair(bundle: Bundle) -> list[RunFiles]:
-    """The largest RoPE run and the largest LeRoPE run whose phasors were measured, or which of them there is."""
+    """The largest RoPE run and the largest LeRoPE run whose phasors were measured, or whichever there is."""
     measured = [files for files in bundle.runs if gradient_phasors(files) is not None]
     found = [files for files in matched(measured, ("rope", "lerope")).values() if files is not None]
     if found:
@@ -90,7 +90,7 @@ def phasor_pair(bundle: Bundle) -> list[RunFiles]:
 def gradient_phasors(files: RunFiles) -> tuple[Floats, Complexes, Floats] | None:
     """Distances, phasors G(d) = i d C(d) e^{i d theta} as (bands, distances), and frequencies as (sets, bands).
 
-    Phasors of sets, which layers or heads have for themselves, are added up.
+    Phasors of sets that belong to layers or heads are added up.
     """
     arrays = files.arrays(Phasors)
     if not {"phasors_real", "phasors_imag", "distances", "frequencies"} <= arrays.keys():

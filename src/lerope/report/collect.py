@@ -93,7 +93,7 @@ def collect(paths: Sequence[Path]) -> Bundle:
 
 
 def _comparable(runs: list[RunFiles], notes: list[str]) -> list[RunFiles]:
-    """Finished and evaluated runs of one data and train length: the largest such group."""
+    """Finished and evaluated runs with the same data and train length: the largest such group."""
     groups: dict[tuple[str, int], list[RunFiles]] = {}
     for files in runs:
         if files.run.finished and "eval" in files.results:
@@ -101,7 +101,7 @@ def _comparable(runs: list[RunFiles], notes: list[str]) -> list[RunFiles]:
     chosen = max(groups.values(), key=len, default=[])
     left_out = sum(map(len, groups.values())) - len(chosen)
     if left_out:
-        notes.append(f"{left_out} of the evaluated runs are of other data or train lengths, and are not compared.")
+        notes.append(f"{left_out} of the evaluated runs have other data or train lengths, and are not compared.")
     return chosen
 
 

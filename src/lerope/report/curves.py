@@ -1,4 +1,4 @@
-"""Long curves made fit to be drawn: smoothed, thinned, cut into groups."""
+"""Long curves made fit for drawing: smoothed, thinned, cut into groups."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ Integers = npt.NDArray[np.int64]
 
 
 def smooth(sums: Floats, counts: Floats, deviation: float) -> Floats:
-    """Means by position under a Gaussian kernel, each token counted alike; NaN where there is none.
+    """Means by position under a Gaussian kernel, each token counted equally; NaN where there is none.
 
     Args:
         sums, counts: what is averaged, and how many, at each position.
@@ -25,7 +25,7 @@ def smooth(sums: Floats, counts: Floats, deviation: float) -> Floats:
 
 
 def trailing(values: Mapping[int, float], share: float) -> tuple[Integers, Floats]:
-    """Steps, and means over the steps before each: as many as are a share of them."""
+    """Steps, and means over a share of the steps before each."""
     steps = np.array(sorted(values), np.int64)
     series = np.array([values[int(step)] for step in steps], np.float64)
     sums = np.concatenate([[0.0], np.cumsum(series)])
@@ -35,7 +35,7 @@ def trailing(values: Mapping[int, float], share: float) -> tuple[Integers, Float
 
 
 def thinned(count: int, most: int) -> Integers:
-    """Indices of at most so many of `count` points, evenly spread, the first and last among them."""
+    """Indices of at most `most` of `count` points, evenly spread, the first and last among them."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 

@@ -19,7 +19,7 @@ def method(files: RunFiles) -> str:
 
 
 def rung(files: RunFiles) -> str:
-    """The ladder's name of the run's size."""
+    """The ladder's name for the run's size."""
     return files.run.recipe.rung
 
 
@@ -66,9 +66,9 @@ def rungs_beside_paper(runs: Iterable[RunFiles]) -> list[str]:
 
 
 def main_study(bundle: Bundle) -> list[RunFiles]:
-    """The runs that are compared: of one corpus and train length, at each rung of one learning rate, each seed once.
+    """The runs that are compared: of one corpus and train length, one learning rate per rung, each seed once.
 
-    Those of which most were evaluated, or else of which there are most.
+    Those with the most evaluated runs, or else the most runs.
     """
     chosen = _largest(bundle.runs, lambda files: (files.run.identity.data, train_length(files)))
     found: list[RunFiles] = []
@@ -85,7 +85,7 @@ def _largest(runs: list[RunFiles], key: Callable[[RunFiles], Any]) -> list[RunFi
 
 
 def code_runs(bundle: Bundle) -> list[RunFiles]:
-    """Runs whose training text is code for the most part."""
+    """Runs whose training text is mostly code."""
     return [files for files in bundle.runs if files.run.starts and files.run.starts[-1].code_share > 0.5]
 
 
@@ -96,7 +96,7 @@ def text_runs(bundle: Bundle) -> list[RunFiles]:
 
 
 def learning_rate_runs(bundle: Bundle) -> dict[str, list[RunFiles]]:
-    """Trained runs that differ in learning rate alone, by rung: those of a sweep, whatever their folder."""
+    """Trained runs that differ only in learning rate, by rung: those of a sweep, whatever their folder."""
     found: dict[str, list[RunFiles]] = {}
     trained = [files for files in bundle.runs if (end := files.result(Training)) and end.validation_loss is not None]
 
@@ -118,14 +118,14 @@ def same_seeds(runs: Sequence[RunFiles]) -> list[RunFiles]:
 
 
 def same_batches(files: RunFiles) -> tuple[Any, ...]:
-    """What runs have in common that read the same batches at the same steps."""
+    """What runs that read the same batches at the same steps have in common."""
     recipe = files.run.recipe
     rows = (recipe.row_length, recipe.batch_tokens, recipe.row_order)
     return files.run.identity.data, recipe.rung, recipe.seed, recipe.steps, *rows
 
 
 def largest(runs: Iterable[RunFiles]) -> RunFiles | None:
-    """The run of most compute; of these the first seed."""
+    """The run with the most compute; of these the first seed."""
     return min(runs, key=lambda files: (-compute(files), seed(files)), default=None)
 
 
@@ -137,10 +137,10 @@ def alike(runs: Iterable[RunFiles], settings: Callable[[RunFiles], Any]) -> list
 
 
 def left_out(bundle: Bundle, kind: type[Result], shown: Iterable[str]) -> str | None:
-    """A sentence for methods that have a result and are not shown, because they were measured otherwise."""
+    """A sentence for methods that have a result and are not shown, because they were measured differently."""
     measured = {method(files) for files in main_study(bundle) if files.result(kind) is not None}
     names = order(measured - set(shown))
-    return f"left out, measured otherwise: {', '.join(map(method_label, names))}" if names else None
+    return f"left out, measured differently: {', '.join(map(method_label, names))}" if names else None
 
 
 def matched(runs: Iterable[RunFiles], names: Sequence[str]) -> dict[str, RunFiles | None]:

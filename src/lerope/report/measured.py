@@ -29,9 +29,9 @@ def validation_loss(files: RunFiles) -> float | None:
 
 
 def comparable_losses(runs: Iterable[RunFiles]) -> list[RunFiles]:
-    """Runs whose losses are of the same documents: those of the commonest evaluation, or else of training's validation.
+    """Runs whose losses cover the same documents: the most common evaluation, or else of training's validation.
 
-    Runs that were validated alone do not stand beside evaluated ones.
+    Runs that were only validated do not stand beside evaluated ones.
     """
     known = [files for files in runs if loss(files) is not None]
     evaluated = [files for files in known if files.result(Evaluation, "eval") is not None]
@@ -70,7 +70,7 @@ def beside_rope(runs: Sequence[RunFiles], every: Sequence[RunFiles]) -> tuple[fl
 
 
 def scored(bundle: Bundle) -> dict[str, RunFiles]:
-    """One run a method, of the largest rung with any; of those that were scored on the same tokens."""
+    """One run per method, of the largest rung with any; of those that were scored on the same tokens."""
     runs = [files for files in main_study(bundle) if files.result(Extrapolation) is not None]
     found: dict[str, RunFiles] = {}
     for files in alike(runs, _scored_on):
@@ -104,7 +104,7 @@ def ladder(bundle: Bundle) -> Multipliers | None:
     whole = [name for name in {key[1]: 0 for key in paired} if all((at, name) in paired for at in rungs)]
     if len(rungs) < 2 or not whole:
         return None
-    # Every method is held against the baseline of its own seeds; the first seeds' losses stand for the baseline.
+    # Every method is compared with the baseline of its own seeds; the first seeds' losses stand for the baseline.
     methods = {comparison.baseline: [paired[at, whole[0]]["baseline_loss"] for at in rungs]}
     for name in whole:
         shifts = [paired[at, name]["difference"] for at in rungs]

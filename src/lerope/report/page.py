@@ -1,4 +1,4 @@
-"""The page: one HTML file that holds its style, its script and its data, and asks nobody for anything."""
+"""The page: one HTML file that holds its style, its script and its data, and makes no requests."""
 
 import base64
 import hashlib
@@ -23,7 +23,7 @@ _SCRIPTS = (
     "provenance.js",
     "main.js",
 )
-# What JSON may hold and a script element may not, and the two line ends that JavaScript once did not take in strings.
+# What JSON may hold but a script element may not, and the two line ends JavaScript once did not take in strings.
 _ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
@@ -36,7 +36,7 @@ def render(data: dict[str, Any], live: bool = False) -> str:
     """
     style = _read("style.css")
     script = "(() => {\n" + '"use strict";\n' + "\n".join(map(_read, _SCRIPTS)) + "})();"
-    # Nothing but this very style and script is allowed, so that even text that became HTML by mistake could not run.
+    # Only this very style and script are allowed, so that even text that became HTML by mistake could not run.
     policy = [
         "default-src 'none'",
         f"style-src '{_digest(style)}'",

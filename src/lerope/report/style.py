@@ -1,4 +1,4 @@
-"""One look for all figures: sizes of a paper's columns, colours that everybody can tell apart, files that are the same.
+"""One look for all figures: sizes of a paper's columns, colours that everyone can tell apart, reproducible files.
 
 matplotlib is imported when something is drawn, and never through pyplot: drawing leaves no state behind.
 """
@@ -25,9 +25,9 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 PAPER = "0.55"
 """The grey of the paper's own numbers."""
 GUIDE = "0.6"
-"""The grey of lines to read a figure by."""
+"""The grey of guide lines."""
 MAP = "cividis"
-"""The colours of maps: they grow lighter evenly, in print without colour as well."""
+"""The colours of maps: they grow lighter evenly, also in print without colour."""
 
 FORMATS = ("pdf", "svg", "png")
 _RESOLUTION = 300
@@ -76,7 +76,7 @@ class Missing(Exception):  # noqa: N818 (what is the case, like StopIteration)
 
 @dataclass(frozen=True)
 class Look:
-    """How a method is drawn, always."""
+    """How a method is always drawn."""
 
     label: str
     colour: str
@@ -143,13 +143,13 @@ def order(methods: Iterable[str]) -> list[str]:
 
 
 def place(method: str) -> tuple[int, str]:
-    """A key that sorts methods so."""
+    """A key that sorts methods this way."""
     family, families = EncodingSpec.parse(method).family, list(_FAMILIES)
     return families.index(family) if family in families else len(families), method
 
 
 def plain_methods(methods: Iterable[str], most: int) -> list[str]:
-    """Methods in order, some at most; their variants only where there is room."""
+    """Methods in order, at most `most`; their variants only where there is room."""
     names = order(methods)
     return sorted(sorted(names, key=lambda name: bool(EncodingSpec.parse(name).options))[:most], key=names.index)
 
@@ -193,7 +193,7 @@ def say(axes: Any, text: str, width: float = COLUMN) -> None:
 
 
 def plain(text: str) -> str:
-    """Text that may be anything, such as a run's name: a dollar sign begins no formula."""
+    """Text that may be anything, such as a run's name: a dollar sign starts no formula."""
     return text.replace("$", r"\$")
 
 

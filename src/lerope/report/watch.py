@@ -1,4 +1,4 @@
-"""`lerope watch`: the page, served to this machine alone, with data that follows runs while they train."""
+"""`lerope watch`: the page, served only to this machine, with data that follows runs while they train."""
 
 import errno
 import sys
@@ -48,7 +48,7 @@ class Source:
         return {**found, "live": {"seconds": REFRESH_SECONDS}}
 
     def _bundle(self) -> Bundle:
-        """Comparisons take seconds and need no records of training, so they are kept while results stay."""
+        """Comparisons take seconds and need no records of training, so they are kept while results stay the same."""
         stamp = _stamp(file for path in self._paths for file in _results(path))
         if self._results is None or self._results[0] != stamp:
             self._results = stamp, collect(self._paths)
@@ -98,13 +98,13 @@ class Server(ThreadingHTTPServer):
         return f"http://{ADDRESS}:{self.server_address[1]}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away in the middle of an answer is no error."""
+        """A browser that went away in the middle of an answer is not an error."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
 
 def open_server(paths: Sequence[Path], port: int) -> Server:
-    """Reads the runs once, so that what is wrong with them is said at once, and takes the port.
+    """Reads the runs once, so that anything wrong with them shows at once, and takes the port.
 
     Args:
         paths: run directories, or folders that hold some.
@@ -129,9 +129,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Answers one request."""
         path = urlsplit(self.path).path
         if not self._is_local():
-            self._answer(403, "text/plain", "this page is for the machine it runs on alone")
+            self._answer(403, "text/plain", "this page is only for the machine it runs on")
         elif path not in ("/", "/data.json"):
-            self._answer(404, "text/plain", "there are / and /data.json")
+            self._answer(404, "text/plain", "only / and /data.json exist")
         else:
             try:
                 data = self.server.source.read()
@@ -159,4 +159,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing: a request every few seconds is no news."""
+        """Says nothing: a request every few seconds is not news."""

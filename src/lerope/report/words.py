@@ -35,7 +35,7 @@ _USUAL = {"precision": "float32", "filler": "python documentation", "documents":
 
 
 def scored_on(evaluation: Evaluation) -> str:
-    """Which documents an evaluation is of, and how they were cut."""
+    """Which documents an evaluation covers, and how they were cut."""
     settings = evaluation.settings
     windows = f"{'first ' if settings.get('truncate') else ''}windows of {settings['length']:,} tokens"
     some = [f"the first {settings['max_tokens']:,} tokens"] if settings.get("max_tokens") else []
@@ -47,7 +47,7 @@ def asked(needle: Needle) -> str:
     settings = needle.settings
     how = [_WAYS.get(settings["method"], settings["method"])] if "method" in settings else []
     samples = settings["samples"]
-    how.append(f"{samples:,} prompt{'s' * (samples != 1)} a depth")
+    how.append(f"{samples:,} prompt{'s' * (samples != 1)} per depth")
     return ", ".join(
         [*how, *(f"in {filler}" for filler in _unusual(settings, "filler")), *_unusual(settings, "precision")]
     )

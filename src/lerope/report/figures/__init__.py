@@ -1,6 +1,6 @@
-"""Every figure of the paper and some of ours, drawn from result files alone: one module each.
+"""Every figure of the paper and some of ours, drawn only from result files: one module each.
 
-A module has NAME (of its files), TITLE, CAPTION and `draw(bundle)`, which gives a matplotlib figure, or raises
+A module has NAME (of its files), TITLE, CAPTION and `draw(bundle)`, which returns a matplotlib figure, or raises
 `Missing` with the command that makes what it needs.
 """
 
@@ -84,8 +84,8 @@ def write_figures(
     """Writes figures as PDF, SVG and PNG, and their captions beside them.
 
     Args:
-        folder: where to; it is made if need be.
-        names: of the figures wanted, which say so where there is nothing to draw; unless given, all that can be drawn.
+        folder: where to; created if needed.
+        names: the figures wanted, which say so where there is nothing to draw; unless given, all that can be drawn.
         progress: is called before each figure with its name, its number from 1 on, and how many there are.
     """
     known = {figure.NAME: figure for figure in FIGURES}

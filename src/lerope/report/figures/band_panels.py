@@ -15,7 +15,7 @@ _NAME_INCHES, _TITLE_INCHES, _REST_INCHES = 0.2, 0.2, 0.5
 
 
 def figure_height(pair: list[RunFiles], inches: float) -> float:
-    """The height of a figure whose panels are so high without their titles."""
+    """The height of a figure whose panels are this high without their titles."""
     return _REST_INCHES + sum(_NAME_INCHES + _num_rows(files) * (inches + _TITLE_INCHES) for files in pair)
 
 

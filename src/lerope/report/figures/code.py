@@ -13,7 +13,7 @@ from lerope.report.style import COLUMN, PAGE, Missing, letter, new_figure, say, 
 NAME = "code"
 TITLE = "Learned frequencies on code"
 CAPTION = (
-    "a: learned wavelengths against RoPE's of runs on code, by train length; grey crosses are the dominant wavelengths "
+    "a: learned wavelengths of runs on code against RoPE's, by train length; grey crosses are the dominant wavelengths "
     "that the paper prints for StarCoder-Python, 5,250 and 16,627 tokens at train lengths of 2,048 and 8,192. b: what "
     "bands add to the logits by distance in the run with the shortest rows; the shade is one standard deviation "
     "between layers."

@@ -28,7 +28,7 @@ CAPTION = (
     "Mean over documents, heads and layers of what a band adds to the attention logit at a distance; the shade is one "
     "standard deviation between layers. Of the bands that turn slowly enough to be seen, the six that vary most are "
     "shown; one that varies at least twice as much as any other is drawn in vermillion. Distances end where a row has "
-    "a sixteenth of the pairs that it has of neighbours: beyond, few pairs are left and their mean is noise."
+    "a sixteenth as many pairs as neighbours: beyond that, few pairs are left and their mean is noise."
 )
 _SIZE = (PAGE, 2.5)
 _MOST = 6

@@ -16,7 +16,7 @@ TITLE = "Loss beyond the train length"
 CAPTION = (
     "Loss by position, over documents that reach the end. a: naive (solid) and NTK-by-parts with YaRN's temperature "
     "(dashed), smoothed with a Gaussian kernel of 20 tokens in 2,048. b: YaRN alone beyond the train length, smoothed "
-    "with 60. The dotted line is the train length. Of many methods the plain ones are drawn; the table has all."
+    "with 60. The dotted line is the train length. Of many methods only the plain are drawn; the table has all."
 )
 _SIZE = (PAGE, 2.6)
 _DEVIATIONS = (20 / 2048, 60 / 2048)
@@ -70,7 +70,7 @@ def draw(bundle: Bundle) -> Any:
 
 
 def _curve(files: RunFiles, result: Extrapolation, way: str) -> tuple[Floats, Floats, Floats, int] | None:
-    """Positions, sums of losses, counts, and tokens a point: by token where the arrays are there, else by bin."""
+    """Positions, sums of losses, counts, and tokens per point: by token where the arrays are there, else by bin."""
     labels = list(dict.fromkeys((row["method"], row["temperature"]) for row in result.ways))
     wanted = [label for label in labels if label[0] == way]
     if not wanted:

@@ -22,7 +22,7 @@ _MOST_POINTS = 200
 
 @styled
 def draw(bundle: Bundle) -> Any:
-    """One line a band."""
+    """One line per band."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 

@@ -13,7 +13,7 @@ from lerope.report.style import COLUMN, PAGE, PAPER, Missing, look, new_figure, 
 NAME = "learning-rates"
 TITLE = "Final loss by learning rate"
 CAPTION = (
-    "Loss of the last validation in training, of runs that differ in learning rate alone; stars mark the best of each "
+    "Loss of the last validation in training, of runs that differ only in learning rate; stars mark the best of each "
     "method, the grey line the paper's learning rate for this rung."
 )
 _HEIGHT, _MOST = 2.3, 3
@@ -21,10 +21,10 @@ _HEIGHT, _MOST = 2.3, 3
 
 @styled
 def draw(bundle: Bundle) -> Any:
-    """One panel a rung, the three largest."""
+    """One panel per rung, the three largest."""
     sweeps = dict(list(learning_rate_runs(bundle).items())[-_MOST:])
     if not sweeps:
-        raise Missing("No runs differ in learning rate alone", "lerope sweep RUNG --data DATA")
+        raise Missing("No runs differ only in learning rate", "lerope sweep RUNG --data DATA")
     figure = new_figure(COLUMN if len(sweeps) == 1 else PAGE, _HEIGHT)
     panels = figure.subplots(1, len(sweeps), squeeze=False)[0]
     handles: dict[str, Any] = {}

@@ -12,8 +12,8 @@ from lerope.results import Ablation
 NAME = "leave-one-out"
 TITLE = "Leave-one-out bands"
 CAPTION = (
-    "How much the loss grows when one band is taken away, with its standard error over documents: by its whole term of "
-    "the logits (dark), or by its turning alone (light, hatched). Grey diamonds are the two values that the paper "
+    "How much the loss grows when one band is taken away, with its standard error over documents: its whole term of "
+    "the logits (dark), or only its turning (light, hatched). Grey diamonds are the two values that the paper "
     "prints, for its 2.52B model: 0.762 nats for its dominant band 17 and 0.069 for band 26; an arrow marks one that "
     "lies above the scale."
 )
@@ -78,7 +78,7 @@ def _bars(axes: Any, files: RunFiles) -> None:
 
 
 def _printed(axes: Any, last: int) -> None:
-    """The paper's values of bands that there are: those within the scale as they are, others at its upper end."""
+    """The paper's values for bands that exist: those within the scale as they are, others at its upper end."""
     low, high = axes.get_ylim()
     label = "paper, 2.52B"
     for band, value in LEAVE_ONE_OUT.items():

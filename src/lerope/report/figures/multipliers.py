@@ -29,8 +29,8 @@ TITLE = "Compute multipliers, and loss gap by position"
 CAPTION = (
     "a: the factor by which RoPE's training compute must grow to reach a method's loss, piecewise in ln C; grey: from "
     "the perplexities that the paper prints. b: loss less RoPE's by position in the window at the largest rung, "
-    "smoothed with a Gaussian kernel of 30 tokens in 2,048; below zero the method is better. Of many methods the plain "
-    "ones are drawn; the tables `compute-multipliers` and `gap-by-position` have all."
+    "smoothed with a Gaussian kernel of 30 tokens in 2,048; below zero the method is better. Of many methods only the "
+    "plain are drawn; the tables `compute-multipliers` and `gap-by-position` have all."
 )
 _SIZE = (PAGE, 2.7)
 _DEVIATION = 30 / 2048
@@ -44,7 +44,7 @@ def draw(bundle: Bundle) -> Any:
     points, gaps = piecewise(bundle), _largest_gaps(bundle)
     names = plain_methods([*points, *gaps], _MOST)
     if not names:
-        raise Missing("Two methods must be evaluated, for multipliers at two rungs", _EVAL)
+        raise Missing("Two methods must be evaluated, at two rungs for multipliers", _EVAL)
     figure = new_figure(*_SIZE)
     left, right = figure.subplots(1, 2)
     _multipliers(left, {name: points[name] for name in names if name in points}, names)
@@ -96,7 +96,7 @@ def _gaps(axes: Any, gaps: dict[str, tuple[Floats, Floats]], names: list[str]) -
 
 
 def _largest_gaps(bundle: Bundle) -> dict[str, tuple[Floats, Floats]]:
-    """Sums of differences to RoPE and counts by position, over seeds that both have, at the largest rung with any."""
+    """Sums of differences from RoPE and counts by position, over seeds both have, at the largest rung with any."""
     for runs in reversed(by_rung(main_study(bundle)).values()):
         read = {(method(files), seed(files)): found for files in runs if (found := position_losses(files)) is not None}
         gaps: dict[str, tuple[Floats, Floats]] = {}

@@ -21,10 +21,10 @@ _MOST = 6
 
 @styled
 def draw(bundle: Bundle) -> Any:
-    """One line a method, of the largest rung that was tested."""
+    """One line per method, of the largest rung that was tested."""
     found = results(bundle)
     if not found:
-        raise Missing("Needles among distractors were not asked for", "lerope needle RUN ...")
+        raise Missing("Needles among distractors were not tested", "lerope needle RUN ...")
     figure = new_figure(*_SIZE)
     axes = figure.subplots()
     cells = {name: _cells(result) for name, result in found.items()}
@@ -75,7 +75,7 @@ def results(bundle: Bundle, long: bool = False) -> dict[str, Needle]:
 def repeats(results: Iterable[Needle]) -> str | None:
     """A sentence for prompts that the filler is too short for."""
     fillers = [result.settings["num_filler_tokens"] for result in results if result.repeated]
-    return f"the filler has {min(fillers):,} tokens, so that longer prompts repeat sentences" if fillers else None
+    return f"the filler has {min(fillers):,} tokens, so longer prompts repeat sentences" if fillers else None
 
 
 def _cells(result: Needle) -> list[NeedleCell]:

@@ -23,10 +23,10 @@ _MOST = 4
 
 @styled
 def draw(bundle: Bundle) -> Any:
-    """One map a method, four at most."""
+    """One map per method, four at most."""
     found = results(bundle, long=True)
     if not found:
-        raise Missing("Needles beyond the train length were not asked for", "lerope needle RUN ... --to 32768")
+        raise Missing("Needles beyond the train length were not tested", "lerope needle RUN ... --to 32768")
     names = plain_methods(found, _MOST)
     figure = new_figure(*_SIZE)
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]

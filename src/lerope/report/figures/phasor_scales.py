@@ -11,7 +11,7 @@ from lerope.results import Phasors
 NAME = "phasor-scales"
 TITLE = "Scales of phasors, band by band"
 CAPTION = (
-    "How many distances have a phasor of which scale, relative to the largest of its band: of the objective (blue "
+    "How many distances have a phasor of each scale, relative to the largest of its band: of the objective (blue "
     "line: |C|) and of the gradient (vermillion area: d |C|). Above each panel its band and frequency in radians "
     "per token, with m for 1e-3 and µ for 1e-6; a dominant band in bold."
 )

@@ -12,10 +12,10 @@ from lerope.report.style import GUIDE, PAGE, VERMILLION, Missing, new_figure, st
 NAME = "gradient-phasors"
 TITLE = "Phasors of the gradient, band by band"
 CAPTION = (
-    "One dot a distance: i d C(d) exp(i d θ), by the largest of its band; its colour is the distance. The real part of "
-    "their sum is the gradient. The dashed arrow is the direction of the sum, the outlined dot its length by the sum "
-    "of lengths: 0 where distances cancel, 1 where all pull the same way. Above each panel its band and frequency in "
-    "radians per token, with m for 1e-3 and µ for 1e-6; a dominant band in bold."
+    "One dot per distance: i d C(d) exp(i d θ), relative to the largest of its band; its colour is the distance. The "
+    "real part of their sum is the gradient. The dashed arrow is the direction of the sum, the outlined dot its length "
+    "over the sum of lengths: 0 where distances cancel, 1 where all pull the same way. Above each panel its band and "
+    "frequency in radians per token, with m for 1e-3 and µ for 1e-6; a dominant band in bold."
 )
 _PANEL_INCHES = 0.72
 

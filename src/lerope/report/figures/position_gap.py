@@ -12,7 +12,7 @@ TITLE = "Loss gap by position"
 CAPTION = (
     "A method's loss less the baseline's over tokens by position in the window, in bins that double; paired by seed "
     "and document, with 95 % intervals over documents. Below zero the method is better. Of many "
-    "methods the plain ones are drawn; the table `gap-by-position` has all."
+    "methods only the plain are drawn; the table `gap-by-position` has all."
 )
 _SIZE = (PAGE, 2.4)
 _MOST = 3
@@ -21,7 +21,7 @@ _MOST_METHODS = 6
 
 @styled
 def draw(bundle: Bundle) -> Any:
-    """One panel a rung, the three largest."""
+    """One panel per rung, the three largest."""
     comparison = bundle.comparison
     if comparison is None or not comparison.by_position:
         raise Missing("Two methods at one rung are needed, both evaluated", "lerope eval RUN ...")

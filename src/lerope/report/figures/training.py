@@ -13,10 +13,10 @@ from lerope.report.style import GUIDE, PAGE, Missing, look, new_figure, plain_me
 NAME = "training"
 TITLE = "Loss through training"
 CAPTION = (
-    "Above: training loss of every run of the study, smoothed, with validations as markers; one panel a rung, one line "
-    "a seed. Below: the same less the loss of the RoPE run of the same seed, which reads the same batches, as the mean "
-    "over seeds; below zero the method is ahead. The first hundredth of training is left out. Of many methods the "
-    "plain ones are drawn."
+    "Above: training loss of every run of the study, smoothed, with validations as markers; one panel per rung, one "
+    "line per seed. Below: the same less the loss of the RoPE run of the same seed, which reads the same batches, as "
+    "the mean over seeds; below zero the method is ahead. The first hundredth of training is left out. Of many methods "
+    "only the plain are drawn."
 )
 _SIZE = (PAGE, 3.6)
 _MOST, _MOST_METHODS = 4, 6

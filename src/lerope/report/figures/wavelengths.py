@@ -14,7 +14,7 @@ from lerope.report.style import COLUMN, GUIDE, MARKERS, PAGE, PAPER, Missing, le
 NAME = "wavelengths"
 TITLE = "Learned wavelengths against RoPE's"
 CAPTION = (
-    "One point a band: the learned wavelength over RoPE's, across rungs, seeds and train lengths, where there are "
+    "One point per band: the learned wavelength over RoPE's, across rungs, seeds and train lengths, where there are "
     "several of them. The diagonal is RoPE itself, dashed lines are train lengths, circles mark the dominant band "
     "where `lerope analyze` found one that varies at least twice as much as any other, and grey crosses show 2.205 "
     "train lengths, the dominant wavelength that the paper reports."
@@ -24,7 +24,7 @@ _HEIGHT = 2.75
 
 @styled
 def draw(bundle: Bundle) -> Any:
-    """A panel for each thing that runs alone vary in; one panel for one run."""
+    """A panel for each thing that alone varies between runs; one panel for one run."""
     learned = [files for files in text_runs(bundle) if method(files) == "lerope" and wavelengths(files) is not None]
     if not learned:
         raise Missing("No run has learned frequencies", "lerope train RUNG --encoding lerope, lerope analyze RUN")
@@ -117,7 +117,7 @@ def compare_runs(
 
 
 def _lengths(runs: list[RunFiles]) -> list[RunFiles]:
-    """One run a train length, of the rung with most lengths."""
+    """One run per train length, of the rung with the most lengths."""
     best = max(by_rung(runs).values(), key=lambda some: len({train_length(files) for files in some}))
     found = [some[0] for some in group(best, train_length).values()]
     return sorted(found, key=train_length)

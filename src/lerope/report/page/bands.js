@@ -13,7 +13,7 @@ function dominantSentence(run) {
     run.trainLength && dominantWavelength
       ? `, ${write.digits(dominantWavelength / run.trainLength, 3)} train lengths`
       : "";
-  return `${run.id}: band ${dominantBand}, of ${write.tokens(dominantWavelength)} a turn${lengths}, varies most with distance${times}${run.bands.standsOut ? "" : "; none stands out"}.`;
+  return `${run.id}: band ${dominantBand}, of ${write.tokens(dominantWavelength)} per turn${lengths}, varies most with distance${times}${run.bands.standsOut ? "" : "; none stands out"}.`;
 }
 
 function buildBands(host) {
@@ -180,7 +180,7 @@ function buildPhasors(host) {
 function buildAblation(host) {
   const meaning = choice(
     "meaning",
-    "Left out is",
+    "Left out",
     [
       ["contribution", "the band's term of the logits"],
       ["frequency", "its turning"],

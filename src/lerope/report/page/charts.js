@@ -199,7 +199,7 @@ function bars(specification, width) {
   return { drawing, targets, height: made.height };
 }
 
-// Differences with their intervals, one a line, {name, x, low, high}.
+// Differences with their intervals, one per line, {name, x, low, high}.
 function forest(specification, width) {
   const { rows, x } = specification;
   const longest = Math.max(...rows.map((row) => textWidth(row.name)));

@@ -1,5 +1,5 @@
-// What the parts of the page share. A part builds its elements once and gives back a function that fills them from
-// `page`, the data and the state: after a tick, a slide, or new data from a run that trains.
+// What the parts of the page share. A part builds its elements once and returns a function that fills them from
+// `page`, the data and the state: after a tick, a slide, or new data from a run in training.
 
 const page = { data: null, state: null, change: null };
 
@@ -108,7 +108,7 @@ function choice(key, label, options, fill) {
   };
 }
 
-// Of every series the target that is nearest in x.
+// Of every series the target nearest in x.
 function nearest(target, targets) {
   const best = new Map();
   for (const other of targets) {

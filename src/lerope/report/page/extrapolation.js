@@ -1,6 +1,6 @@
 // Documents beyond the train length.
 
-// One colour a way, and one a temperature.
+// One colour per way, and one per temperature.
 const wayColors = {
   none: ["grey"],
   pi: ["sky"],
@@ -50,7 +50,7 @@ function buildExtrapolation(host) {
     const chosen = there.includes(page.state.selection) ? page.state.selection : there[0];
     selection.fill(chosen);
     const ways = (run) => run.extrapolation.ways.filter((way) => way.selection === chosen);
-    // One look a way and temperature, the same for all runs, whatever band is the dominant one.
+    // One look per way and temperature, the same for all runs, whatever band is the dominant one.
     const kinds = unique(runs.flatMap((run) => ways(run).map((way) => `${way.way} ${way.temperature}`)));
     const wayLook = (way) => {
       const alike = kinds.filter((kind) => kind.split(" ")[0] === way.way);

@@ -12,14 +12,14 @@ const parts = [
     "losses",
     "Losses",
     "Losses",
-    "Training is the mean over neighbouring steps. The gap through training is on the same batches, as the mean over the eighth of steps before each; the gap by position is paired by seed and document, and the band around it is one standard error over documents.",
+    "Training loss is the mean over neighbouring steps. The gap through training is on the same batches, averaged over the eighth of steps before each; the gap by position is paired by seed and document, and the band around it is one standard error over documents.",
     buildLosses,
   ],
   [
     "frequencies",
     "Frequencies",
     "Frequencies",
-    "One dot a band: how many tokens it takes to turn once, against what RoPE takes. On the diagonal it turns as RoPE does; above it is slower.",
+    "One dot per band: how many tokens it takes to turn once, against what RoPE takes. On the diagonal it turns as RoPE does; above, it is slower.",
     buildFrequencies,
   ],
   [
@@ -33,7 +33,7 @@ const parts = [
     "phasors",
     "Phasors",
     "Phasors",
-    "Where the gradient of a frequency comes from. A dot is one distance, from blue (near) to orange (far), and the arrow what all distances come to; as long as the disc's radius if all pull the same way.",
+    "Where the gradient of a frequency comes from. A dot is one distance, from blue (near) to orange (far), and the arrow is their resultant, as long as the disc's radius if all pull the same way.",
     buildPhasors,
   ],
   [

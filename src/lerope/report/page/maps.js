@@ -47,7 +47,7 @@ function heat(specification, width) {
   return { drawing, targets, height };
 }
 
-// From blue by way of purple to orange, for a share from 0 to 1.
+// From blue via purple to orange, for a share from 0 to 1.
 function distanceColor(share) {
   const [from, to, part] = share < 0.5 ? ["heat", "purple", 2 * share] : ["purple", "far", 2 * share - 1];
   return `color-mix(in oklab, var(--${to}) ${(100 * part).toFixed(0)}%, var(--${from}))`;

@@ -3,7 +3,7 @@
 function buildNeedles(host) {
   const measure = choice(
     "measure",
-    "Shown is",
+    "Showing",
     [
       ["rate", "exact match"],
       ["margin", "margin over other values, log-odds"],

@@ -1,4 +1,4 @@
-// A chart is a function of a specification and a width that gives a drawing and its targets: places that a pointer, a
+// A chart is a function of a specification and a width that returns a drawing and its targets: places that a pointer, a
 // finger or the arrow keys can ask about. `Plot` holds one and does the asking, so that all charts behave alike.
 
 const reading = "Arrow keys read values.";

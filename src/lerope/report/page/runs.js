@@ -70,7 +70,7 @@ function buildVerdict(host) {
     const [low, high] = extent(effects.flatMap((effect) => [effect.low, effect.high, effect.difference, 0]));
     plot.show({
       chart: forest,
-      label: `Differences in loss to ${methodLabel(comparison.baseline)}, with 95 % intervals.`,
+      label: `Differences in loss from ${methodLabel(comparison.baseline)}, with 95 % intervals.`,
       x: {
         domain: padded([low, high]),
         title: `nats per token against ${methodLabel(comparison.baseline)}; below zero is better`,
@@ -242,7 +242,7 @@ function buildRuns(host) {
     else if (unscored.length)
       quiet(
         note,
-        `${unscored.length} finished run${unscored.length === 1 ? " has" : "s have"} the loss of the last validation in training alone, and none over whole documents:`,
+        `${unscored.length} finished run${unscored.length === 1 ? " has" : "s have"} only the last validation loss of training, and none over whole documents:`,
         unscored.length <= 4 ? `lerope eval ${paths(unscored)}` : `lerope eval ${quoted(unscored[0].path)} ...`,
       );
     else quiet(note, null);

@@ -69,7 +69,7 @@ const write = {
   },
 };
 
-// A path as a shell would take it back.
+// A path as a shell would read it.
 function quoted(text) {
   return /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`;
 }

@@ -89,7 +89,7 @@ def run_payload(files: RunFiles) -> OneRun:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The folders' names; of those alike, all but the highest with as many folders above them as tell them apart."""
+    """The folders' names; of those alike, all but the topmost with as many folders above as tell them apart."""
     parts = [path.resolve().parts for path in paths]
     found = []
     for own in parts:
@@ -108,7 +108,7 @@ def _title(names: Sequence[str]) -> str:
 
 
 def _ticked(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
-    """The runs with the most to show; unfinished ones first, which are the ones that somebody watches."""
+    """The runs with the most to show; unfinished ones first, which are the ones being watched."""
     order = sorted(range(len(runs)), key=lambda at: (runs[at].run.finished, -len(runs[at].results)))
     chosen = order if len(order) <= _DEFAULT_TICKED else order[:_DEFAULT_TICKED]
     return [names[at] for at in sorted(chosen)]

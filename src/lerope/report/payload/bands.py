@@ -23,7 +23,7 @@ MAX_DISTANCES = 160
 
 
 def frequencies(files: RunFiles) -> Json | None:
-    """Wavelengths through training; where layers or heads have their own, the mean of them and the outermost."""
+    """Wavelengths through training; where layers or heads have their own, their mean and extremes."""
     described, history = files.result(LearnedFrequencies), frequency_history(files)
     if history is None:
         return None
@@ -44,7 +44,7 @@ def frequencies(files: RunFiles) -> Json | None:
 
 
 def bands(files: RunFiles) -> Json | None:
-    """What each band adds to the logits: means over groups of distances, each pair of tokens counted alike."""
+    """What each band adds to the logits: means over groups of distances, each pair of tokens counted equally."""
     found = files.result(Bands)
     if found is None:
         return None
@@ -75,7 +75,7 @@ def bands(files: RunFiles) -> Json | None:
 
 
 def phasors(files: RunFiles) -> Json | None:
-    """Gradient phasors, those of layers and heads added up, by the largest of a band."""
+    """Gradient phasors, those of layers and heads added up, relative to the largest of a band."""
     found, measured = files.result(Phasors), gradient_phasors(files)
     if found is None or measured is None:
         return None

@@ -11,7 +11,7 @@ _CELL = ("rate", "low", "high", "margin", "distractor_rate", "num_samples")
 
 
 def evaluations(files: RunFiles) -> list[Json]:
-    """Losses over documents: the usual evaluation first, then those of other documents or otherwise cut."""
+    """Losses over documents: the usual evaluation first, then those of other documents or other cuts."""
     found = [(stem, result) for stem, result in files.results.items() if isinstance(result, Evaluation)]
     return [
         {

@@ -35,7 +35,7 @@ def _missing(bundle: Bundle) -> Json:
         other = "lerope" if "rope" in methods else "rope"
         rest = f"--seed {run.recipe.seed} --data DATA"
         return {
-            "text": f"There is no verdict, because {next(iter(methods))} stands alone: train another encoding.",
+            "text": f"There is no verdict, because {next(iter(methods))} is the only encoding: train another.",
             "command": f"lerope train {run.recipe.rung} --encoding {other} {rest}",
         }
     unscored = [files.run for files in bundle.runs if files.run.finished and "eval" not in files.results]
@@ -50,7 +50,7 @@ def _missing(bundle: Bundle) -> Json:
 
 
 def comparison(found: Comparison | None) -> Json | None:
-    """Effects with the interval that the verdict speaks of, gains, and the gap by position."""
+    """Effects with the interval that the verdict states, gains, and the gap by position."""
     if found is None:
         return None
     effects = []

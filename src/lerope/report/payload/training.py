@@ -1,4 +1,4 @@
-"""How a run was trained and how far it is: curves, progress, provenance."""
+"""How a run was trained and how far it got: curves, progress, provenance."""
 
 from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""Values as JSON can say them: thinned, rounded, and nothing that a page could not draw."""
+"""Values as JSON can hold them: thinned, rounded, and nothing that a page could not draw."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ MAX_POINTS = 400
 
 
 def number(value: Any, digits: int = 5) -> float | int | None:
-    """A number with so many significant digits; None for what JSON cannot say."""
+    """A number with this many significant digits; None for what JSON cannot hold."""
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         return int(value)
     if value is None or not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Every table of the paper as data, with our values beside the paper's: one function a table."""
+"""Every table of the paper as data, with our values beside the paper's: one function per table."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +30,7 @@ MAKERS: list[Callable[[Bundle], Table]] = [
     code,
     documents,
 ]
-"""One function a table."""
+"""One function per table."""
 
 
 def tables(bundle: Bundle) -> list[Table]:

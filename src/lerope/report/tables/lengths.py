@@ -1,4 +1,4 @@
-"""What goes with the train length: dominant bands, and losses beyond it."""
+"""What depends on the train length: dominant bands, and losses beyond it."""
 
 import math
 from collections.abc import Sequence
@@ -48,9 +48,9 @@ def dominant_bands(bundle: Bundle) -> Table:
     columns += [Column("frequency", ".6f"), Column("wavelength, tokens", ",.1f"), Column("frequency L", ".3f")]
     columns += [Column("wavelength / L", ".3f"), Column("dominance", ".1f"), Column("counted")]
     caption = (
-        "Dominant bands. Dominance is the band's variation by the next largest. Counted are runs with one set of "
-        "learned frequencies where a band stands out, which varies at least twice as much as any other. The mean of "
-        "runs counts each alike; the slope through the origin counts a run with the square of its train length."
+        "Dominant bands. Dominance is the band's variation relative to the next largest. Runs count if they have one "
+        "set of learned frequencies and a band that stands out, varying at least twice as much as any other. The mean "
+        "counts runs equally; the slope through the origin weights a run by the square of its train length."
     )
     return Table("dominant-bands", caption, columns, rows)
 
@@ -73,8 +73,8 @@ def extrapolation(bundle: Bundle) -> Table:
     columns += [Column(title, ",.3f") for title in ("within", "beyond", "full")]
     caption = (
         "Perplexity at positions within and beyond the train length, over all documents, cut where the longest end, "
-        "and over those alone that reach this end. The paper speaks of long documents, but its full column has 7 % of "
-        "its tokens beyond the train length, so that it is of all."
+        "and over only those that reach this end. The paper speaks of long documents, but its full column has 7 % of "
+        "its tokens beyond the train length, so it covers all."
     )
     return Table("extrapolation", caption, columns, rows)
 

@@ -44,14 +44,14 @@ def perplexity(bundle: Bundle) -> Table:
             rows.append([method_label(name), PAPER, *(_fixed(printed.get(place)) for place in rungs)])
     columns = [Column("method"), Column("source"), *(Column(place, ".4f") for place in rungs)]
     caption = (
-        f"Validation perplexity by rung; ours is of the {loss_words(study)}, the mean over the seeds that all methods "
-        "of a rung have."
+        f"Validation perplexity by rung; ours is from the {loss_words(study)}, the mean over the seeds that all "
+        "methods of a rung have."
     )
     return Table("perplexity", caption, columns, rows)
 
 
 def ablations(bundle: Bundle) -> Table:
-    """Variants against RoPE, at our rung with most methods and at the paper's 217M."""
+    """Variants against RoPE, at our rung with the most methods and at the paper's 217M."""
     rungs = by_rung(comparable_losses(main_study(bundle)))
     runs = same_seeds(max(rungs.values(), key=lambda some: len({method(files) for files in some}), default=[]))
     where = rung(runs[0]) if runs else NO_VALUE

@@ -34,7 +34,7 @@ def multipliers(bundle: Bundle) -> Table:
 
 
 def floors(bundle: Bundle) -> Table:
-    """How far the fitted gain depends on the assumed floor E."""
+    """How much the fitted gain depends on the assumed floor E."""
     rungs = rungs_beside_paper(main_study(bundle))
     found = ladder(bundle)
     rows: list[list[Cell]] = []

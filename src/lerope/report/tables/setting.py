@@ -25,7 +25,7 @@ def ladder_sizes(bundle: Bundle) -> Table:
     columns += [Column("parameters without embeddings, M", ",.2f"), Column("paper's")]
     columns += [Column("all parameters, M", ",.2f"), Column("paper's"), Column("tokens, billions", ".2f")]
     columns += [Column("compute, FLOPs", ".3e")]
-    caption = "The ladder with the vocabulary of 32,000 tokens; head dimension 64, 20 tokens a parameter."
+    caption = "The ladder with the vocabulary of 32,000 tokens; head dimension 64, 20 tokens per parameter."
     return Table("ladder", caption, columns, rows)
 
 

@@ -1,6 +1,6 @@
 """A table as data: numbers stay numbers until they are written as CSV, Markdown or LaTeX.
 
-What the paper prints stays as it is printed. CSV has all digits, the other two have as many as a column asks for.
+What the paper prints stays as printed. CSV has all digits, the other two have as many as a column asks for.
 """
 
 import csv
