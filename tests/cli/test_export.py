@@ -43,7 +43,7 @@ def test_a_disagreement_is_exit_code_1(tmp_path, capsys):
 
 def test_gelu_is_exported_with_a_note(tmp_path, capsys):
     assert call("export", trained("gelu", 10), tmp_path / "served") == 0
-    assert "note: activation 'gelu' runs in transformers alone" in " ".join(capsys.readouterr().out.split())
+    assert "note: activation 'gelu' runs only in transformers" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

@@ -752,7 +752,7 @@ def test_folders_changed_by_hand_and_other_parametrizations(tmp_path):
     content["rope_parameters"]["short_factor"][3] *= 1.001
     content["rope_parameters"]["long_factor"][3] *= 1.001
     (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="other frequencies than its lerope entry"):
+    with pytest.raises(ValueError, match="its lerope entry"):
         lerope.convert(AutoModelForCausalLM.from_pretrained(tmp_path))
     del content["lerope"]
     (tmp_path / "config.json").write_text(json.dumps(content))

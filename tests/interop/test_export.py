@@ -72,7 +72,7 @@ def test_plain_transformers_agrees_in_logits_and_in_256_tokens_with_a_cache(tmp_
     for name, (run, length) in cases.items():
         out = tmp_path / name / "out"
         if name == "gelu":
-            with pytest.warns(UserWarning, match="'gelu' runs in transformers alone"):
+            with pytest.warns(UserWarning, match="'gelu' runs only in transformers"):
                 lerope.export(run, out, length=length)
         else:
             lerope.export(run, out, length=length)
@@ -238,8 +238,8 @@ def test_the_temperature_scales_queries_whatever_makes_them(family, tmp_path):
     ("family", "changes", "message"),
     [
         ("olmo", {"clip_qkv": 0.5}, r"OlmoForCausalLM, which clips its queries \(clip_qkv = 0.5\); pass temperature=0"),
-        ("gpt_neox", {}, "GPTNeoXAttention, because no weights of it are known.*; pass temperature=0"),
-        ("falcon", {}, "FalconForCausalLM, because its queries cannot be looked at .*; pass temperature=0"),
+        ("gpt_neox", {}, "GPTNeoXAttention, because .*; pass temperature=0"),
+        ("falcon", {}, "FalconForCausalLM, because its queries .*; pass temperature=0"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:no tokenizer was given")
@@ -260,7 +260,7 @@ def test_a_norm_without_gain_is_seen_to_hold_the_queries(tmp_path):
         layer.self_attn.q_proj = torch.nn.Sequential(
             layer.self_attn.q_proj, torch.nn.RMSNorm(64, elementwise_affine=False)
         )
-    with pytest.raises(ValueError, match="LlamaAttention, because no weights of it are known"):
+    with pytest.raises(ValueError, match="LlamaAttention, because it has no known weights"):
         lerope.export(lerope.convert(model), tmp_path / "out", length=512)
 
 
@@ -424,5 +424,5 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
 def test_more_pieces_than_the_model_has_tokens(tmp_path):
     model = untrained(lerope.RoPE(64))
     model.config.__dict__["vocab_size"] = VOCAB_SIZE - 1
-    with pytest.raises(ValueError, match="has 512 pieces but the model a vocabulary of 511"):
+    with pytest.raises(ValueError, match="has 512 pieces but the model has a vocabulary of 511"):
         lerope.export(model, tmp_path / "out", train_length=9, tokenizer=tokenizer_path())

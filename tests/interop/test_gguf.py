@@ -99,7 +99,7 @@ def test_a_file_without_factors_is_not_taken_for_whole(exported, tmp_path):
         read_gguf(bare)
     cut = tmp_path / "cut.gguf"
     cut.write_bytes((exported / "model.gguf").read_bytes()[:1000])
-    with pytest.raises(ValueError, match="not a whole GGUF file"):
+    with pytest.raises(ValueError, match="not a complete GGUF file"):
         read_gguf(cut)
 
 

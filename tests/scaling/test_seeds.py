@@ -221,7 +221,7 @@ def test_the_gap_by_position_is_clustered_by_document():
 @pytest.mark.parametrize(
     ("differences", "tokens", "sentence"),
     [
-        (np.zeros((2, 3)), np.ones(4), "differences must be .seeds, documents. for 4 documents; got the shape"),
+        (np.zeros((2, 3)), np.ones(4), "differences must be .seeds, documents. for 4 documents; got"),
         (np.zeros((0, 3)), np.ones(3), "differences must be .seeds, documents."),
         (np.zeros((2, 1)), np.ones(1), "two documents or more"),
         (np.full((2, 3), np.nan), np.ones(3), "differences must be finite"),

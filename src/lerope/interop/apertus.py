@@ -51,7 +51,7 @@ def apertus_frequencies(encoding: Encoding, train_length: int) -> Frequencies:
         )
     if type(encoding).rotation is not Encoding.rotation:
         raise ValueError(
-            f"encoding must turn by frequencies alone to be exported; {type(encoding).__name__} does more."
+            f"encoding must turn by nothing but frequencies to be exported; {type(encoding).__name__} does more."
         )
     own = encoding.frequencies().detach().cpu()
     still = own.new_zeros((encoding.head_dim - encoding.rotary_dim) // 2)
@@ -94,7 +94,7 @@ def apertus_config(model: ModelConfig, frequencies: Frequencies, length: int, dt
     """The content of config.json, without the tokenizer's part.
 
     Args:
-        length: the longest input that engines shall accept.
+        length: the longest input that engines should accept.
         dtype: of the weights, as transformers names it.
     """
     content = {
@@ -115,7 +115,7 @@ def apertus_config(model: ModelConfig, frequencies: Frequencies, length: int, dt
         "tie_word_embeddings": False,
         "attention_bias": False,
         "attention_dropout": 0.0,
-        # mlx-lm asks for these three.
+        # mlx-lm needs these three.
         "mlp_bias": False,
         "qk_norm": True,
         "post_norm": False,
@@ -156,7 +156,7 @@ def _artifact(values: Tensor, base: float, train_length: int | None) -> Frequenc
 
 
 def _order(encoding: Encoding) -> Tensor:
-    """Which of our dimensions of a head stands at each of Apertus'."""
+    """Which of our dimensions of a head goes to each of Apertus'."""
     turning = torch.arange(encoding.rotary_dim)
     first, second = turning.chunk(2) if encoding.layout == "half" else turning.view(-1, 2).unbind(1)
     still = torch.arange(encoding.rotary_dim, encoding.head_dim).view(2, -1)
@@ -164,14 +164,14 @@ def _order(encoding: Encoding) -> Tensor:
 
 
 def _check_weights(model: Transformer, given: dict[str, Tensor]) -> None:
-    """Raises unless the weights are those of the ladder, each its own."""
+    """Raises unless the weights are those of the ladder, none shared."""
     with torch.device("meta"):
         wanted = Transformer(model.config, FrozenRoPE(torch.zeros(model.config.head_dim // 2, device="cpu")))
     shapes = {name: value.shape for name, value in wanted.state_dict().items() if not name.startswith("encoding.")}
     for name, value in given.items():
         if not value.is_floating_point() or value.element_size() < 2:
             raise ValueError(
-                f"{name} must be float32, bfloat16 or float16; got {value.dtype}, export before quantising."
+                f"{name} must be float32, bfloat16 or float16; got {value.dtype}; export before quantising."
             )
     for name in sorted(shapes.keys() ^ given.keys()):
         what = "missing" if name in shapes else "unknown to the ladder"

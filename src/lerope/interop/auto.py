@@ -115,8 +115,8 @@ class LeropeForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
 
         Args:
             folder: the `model` folder of a run, or the run's directory.
-            kwargs: `encoding` as `lerope train` takes it, to go on learning frequencies, which are fixed otherwise;
-                `dtype`; `device_map` as one device. What else transformers passes has no meaning for a run.
+            kwargs: `encoding` as `lerope train` takes it, to continue learning frequencies, which are fixed otherwise;
+                `dtype`; `device_map` as one device. Anything else transformers passes has no meaning for a run.
         """
         transformer = load_model(folder, kwargs.pop("encoding", None))
         path = Path(folder)
@@ -150,7 +150,7 @@ class LeropeForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         Args:
             input_ids: (rows, length).
             attention_mask: (rows, length), 0 for padding on either side.
-            position_ids: (rows, length); where they start at 0 again a new document begins.
+            position_ids: (rows, length); where they restart at 0 a new document begins.
             labels: (rows, length), the tokens themselves; -100 does not count.
         """
         logits = self.transformer.head(self.model(input_ids, attention_mask, position_ids).last_hidden_state)
@@ -197,7 +197,7 @@ class LeropeForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
             save_model(partial, self.transformer.config, weights, artifact, source if source.is_file() else None)
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        """Takes the names of weights with and without what this class puts before them."""
+        """Takes the names of weights with and without this class's prefix."""
         named = {_PREFIX + name.removeprefix(_PREFIX): value for name, value in state_dict.items()}
         return super().load_state_dict(named, *args, **kwargs)
 

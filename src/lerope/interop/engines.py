@@ -1,4 +1,4 @@
-"""How each engine makes its frequency table from exported files: one small function an engine, by its own formula.
+"""How each engine makes its frequency table from exported files: one small function per engine, by its own formula.
 
 Each takes the content of config.json (llama.cpp's the GGUF file's) and computes in float32 as the engine does. Read in
 their sources: transformers, vLLM, SGLang, mlx-lm and llama.cpp in August 2026, ONNX Runtime GenAI's model builder and
@@ -55,7 +55,7 @@ def sglang_table(config: Mapping[str, Any]) -> Table:
 
 
 def mlx_table(config: Mapping[str, Any]) -> Table:
-    """mlx-lm: `rope_scaling` and `rope_theta`; long factors alone, held as periods; compares lengths alone."""
+    """mlx-lm: `rope_scaling` and `rope_theta`; only long factors, held as periods; only compares lengths."""
     rope = _rope(config, "rope_scaling")
     periods = np.array(rope["long_factor"], np.float32) * _powers(config["rope_theta"], config)
     return Table(np.float32(1) / periods, _length_factor(config, rope))

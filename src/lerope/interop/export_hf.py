@@ -1,4 +1,4 @@
-"""`lerope.export`: a trained model as files that serving engines read, which never heard of LeRoPE.
+"""`lerope.export`: a trained model as files for serving engines that never heard of LeRoPE.
 
 lerope.export("runs/52M-lerope-42", "served/")                      a Hugging Face folder
 lerope.export("runs/52M-lerope-42", "served/", format="gguf")       for llama.cpp
@@ -40,7 +40,7 @@ _RECORD = ("kind", "format", "dtype", "length", "logit_scale", "attention_factor
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRequest:
-    """What an export shall be; see `export`."""
+    """What an export should be; see `export`."""
 
     format: Format
     length: int | None
@@ -76,7 +76,7 @@ def export(
 ) -> Path:
     """Writes a model for serving engines, whole or not at all, and returns the folder.
 
-    A ladder model becomes an Apertus: with activation relu2 for every engine, with gelu for transformers alone. A model
+    A ladder model becomes an Apertus: with activation relu2 for every engine, with gelu only for transformers. A model
     that `lerope.convert` made keeps its architecture. Frequencies travel as one `longrope` factor per band, in GGUF as
     `rope_freqs.weight`.
 
@@ -84,7 +84,7 @@ def export(
         model_or_run_dir: a run's directory, a ladder model, or a converted transformers model.
         directory: a folder that does not exist or is empty.
         format: `hf` for a Hugging Face folder (transformers, vLLM, SGLang, mlx-lm, TensorRT-LLM), `gguf` for llama.cpp.
-        length: bake an extension to this many tokens in; its temperature goes into the weights of queries, in layers
+        length: bake in an extension to this many tokens; its temperature goes into the weights of queries, in layers
             that turn them.
         method: how to extend; see `lerope.extend`.
         temperature: of `yarn` and `dominant_band`; see `lerope.extend`.
@@ -136,7 +136,7 @@ def _of_run(path: Path, request: ExportRequest) -> _Source:
     model = load_model(path)
     folder = path / "model" if (path / "model" / CONFIG).is_file() else path
     if request.train_length is not None:
-        raise ValueError("train_length is the run's own; leave it out where a run is exported.")
+        raise ValueError("train_length is the run's own; leave it out to export a run.")
     train_length = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["train_length"]
     tokenizer = Path(request.tokenizer) if request.tokenizer is not None else folder / TOKENIZER
     if not tokenizer.is_file():
@@ -173,7 +173,7 @@ def _export_ladder(source: _Source, folder: Path, request: ExportRequest) -> Non
                 "architecture; train with --activation relu2."
             )
         warnings.warn(
-            f"activation {model.config.activation!r} runs in transformers alone: engines compute xIELU in this "
+            f"activation {model.config.activation!r} runs only in transformers: engines compute xIELU in this "
             "architecture; train with --activation relu2 to serve the model everywhere.",
             stacklevel=3,
         )
@@ -209,7 +209,7 @@ def _write_folder(folder: Path, config: dict[str, Any], weights: dict[str, Tenso
     stored = {name: value if ".act_fn." in name else value.to(dtype) for name, value in weights.items()}
     _write_json(folder / CONFIG, config)
     save_file(stored, folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / WEIGHTS).chmod((folder / CONFIG).stat().st_mode)  # safetensors lets the owner alone read
+    (folder / WEIGHTS).chmod((folder / CONFIG).stat().st_mode)  # safetensors lets only the owner read
     if pieces is not None:
         ids = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         _write_json(folder / "generation_config.json", ids)
@@ -218,7 +218,7 @@ def _write_folder(folder: Path, config: dict[str, Any], weights: dict[str, Tenso
 
 
 def _extension(frequencies: Tensor, train_length: int, request: ExportRequest) -> Extension:
-    """Frequencies at the length that was asked for; as they are if none was."""
+    """Frequencies at the requested length; as they are if there is none."""
     if request.length is None:
         return Extension(frequencies, 1.0)
     if request.length <= train_length:
@@ -262,7 +262,7 @@ def _export_converted(model: Any, folder: Path, request: ExportRequest) -> None:
     if SHARED in kinds and text is model.config:
         content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if request.length is not None:
-            content.pop("lerope")  # what `convert` goes on from: the frequencies before their extension
+            content.pop("lerope")  # what `convert` continues from: the frequencies before their extension
             content["max_position_embeddings"] = request.length
         _write_json(folder / CONFIG, longrope_config(content, extension.frequencies, rotary.scaling[SHARED]))
     if SHARED in kinds:
@@ -290,7 +290,7 @@ def _check_converted(model: Any, request: ExportRequest) -> None:
         raise ValueError(f"model is wrapped in {name}; merge adapters and export the model inside.")
     config: Any = model.config
     if getattr(model, "is_quantized", False) or getattr(config, "quantization_config", None) is not None:
-        raise ValueError("model has quantised weights; export it before quantising, engines quantise on their own.")
+        raise ValueError("model has quantised weights; export it before quantising: engines quantise on their own.")
     if request.dtype is not None:
         raise ValueError("dtype is for ladder models; call model.to(dtype) before exporting a converted one.")
 
@@ -313,7 +313,7 @@ def _save_tokenizer(model: Any, folder: Path, request: ExportRequest) -> None:
 def _write_record(
     folder: Path, request: ExportRequest, train_length: int, logit_scale: float, made: dict[str, Any]
 ) -> None:
-    """export.json: what was asked for, what was made and where the model comes from."""
+    """export.json: what was requested, what was made and where the model comes from."""
     extended = request.length is not None
     content = {
         **made,
@@ -343,7 +343,7 @@ def _check_target(target: Path) -> None:
     if not target.is_dir():
         raise ValueError(f"directory must be a folder; {target} is a file.")
     if any(target.iterdir()):
-        raise ValueError(f"directory {target} is not empty; name a new folder, export overwrites nothing.")
+        raise ValueError(f"directory {target} is not empty; name a new folder: export overwrites nothing.")
 
 
 @contextlib.contextmanager
@@ -364,5 +364,5 @@ def read_export(folder: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, TypeError):
         raise ValueError(f"{folder} must be a folder that lerope.export wrote; its {EXPORT} cannot be read.") from None
     if missing:
-        raise ValueError(f"{folder / EXPORT} does not say {', '.join(missing)}; export the model again.")
+        raise ValueError(f"{folder / EXPORT} lacks {', '.join(missing)}; export the model again.")
     return record

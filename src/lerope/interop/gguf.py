@@ -1,7 +1,7 @@
 """A ladder model as a GGUF file for llama.cpp, with its frequencies in the tensor `rope_freqs.weight`.
 
 llama.cpp turns band m by theta^m / rope_freqs[m] radians per token, where theta = base^(-2 / d) is rounded to float32.
-It reads that tensor only in some architectures and only without a rope scaling type, and says nothing where it does
+It reads that tensor only in some architectures and only without a rope scaling type, and is silent where it does
 not: so the architecture is checked here, the scaling type is `none`, and the file is read back.
 """
 
@@ -59,7 +59,7 @@ _OF_LAYER = {
 
 
 def refuse_architecture(name: str) -> None:
-    """Raises: GGUF files are written for ladder models alone. Says what llama.cpp would do with this architecture."""
+    """Raises: GGUF files are written only for ladder models. Says what llama.cpp would do with this architecture."""
     if name not in READS_FACTORS:
         raise ValueError(
             f"llama.cpp ignores frequency factors in architecture {name!r} and would turn by plain RoPE; use "
@@ -101,7 +101,7 @@ def write_gguf(
     gguf = _gguf()
     if pieces.normalizer or pieces.trims_spaces:
         raise ValueError(
-            f"tokenizer {pieces.path} changes texts before it cuts them, which llama.cpp does not; use one that "
+            f"tokenizer {pieces.path} changes texts before splitting them, which llama.cpp does not; use one that "
             "`lerope tokenizer train` makes."
         )
     writer = gguf.GGUFWriter(path, ARCHITECTURE)
@@ -140,13 +140,13 @@ def write_gguf(
 
 
 def put_factors(path: Path, target: Path, folder: Path | None) -> None:
-    """Copies a GGUF file that llama.cpp's converter made of an exported folder, with the folder's frequencies in it.
+    """Copies a GGUF file that llama.cpp's converter made from an exported folder, with the folder's frequencies in it.
 
     Args:
         path: the file to copy; its architecture must be one in which llama.cpp reads the factors.
         target: the file to write; must not exist.
-        folder: what `lerope.export` wrote: its frequencies and its attention factor count. None takes the factors out,
-            to see what they do.
+        folder: what `lerope.export` wrote: its frequencies and its attention factor count. None removes the factors, to
+            see what they do.
     """
     gguf = _gguf()
     if target.exists():
@@ -196,7 +196,7 @@ def _check_fit(reader: Any, path: Path, architecture: str, frequencies: Frequenc
 
 
 def names(num_layers: int) -> dict[str, str]:
-    """GGUF's name of every weight of an Apertus."""
+    """GGUF's name for every weight of an Apertus."""
     found = dict(_OF_MODEL)
     for layer in range(num_layers):
         found |= {f"model.layers.{layer}.{theirs}": f"blk.{layer}.{ours}" for theirs, ours in _OF_LAYER.items()}
@@ -271,7 +271,7 @@ def _open(path: Path) -> Any:
     try:
         return _gguf().GGUFReader(path)
     except (OSError, ValueError, IndexError) as error:
-        raise ValueError(f"{path} is not a whole GGUF file ({error}).") from None
+        raise ValueError(f"{path} is not a complete GGUF file ({error}).") from None
 
 
 def _value(reader: Any, key: str) -> Any:

@@ -3,8 +3,8 @@
     model = lerope.convert(AutoModelForCausalLM.from_pretrained(name))
 
 The rotary module is replaced by one of ours that starts exactly at the model's own frequencies, its RoPE scaling
-included. `save_pretrained` then writes a folder that plain transformers loads as the same function, and that `convert`
-goes on learning from bit by bit.
+included. `save_pretrained` then writes a folder that plain transformers loads as the same function, and from which
+`convert` continues learning bit for bit.
 """
 
 import functools
@@ -29,16 +29,16 @@ from lerope.rotary.encodings import Encoding, FrozenRoPE, LeRoPE, assign
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# The entry of config.json from which `convert` goes on.
+# The entry of config.json from which `convert` continues.
 ENTRY = "lerope"
 # What a set of frequencies is called where all layers share it.
 SHARED = "shared"
-# Positions at which a rotary module is looked at to see how it arranges cosines and sines.
+# Positions at which a rotary module is probed to see how it arranges cosines and sines.
 _PROBE = (0, 1, 2, 3, 5, 11)
 
 
 def convert(model: "PreTrainedModel", encoding: str = "lerope") -> "PreTrainedModel":
-    """Replaces a transformers model's rotary frequencies by learned ones, in place, and returns the model.
+    """Replaces a transformers model's rotary frequencies with learned ones, in place, and returns the model.
 
     Args:
         model: any model with one rotary module of the common pattern: Llama, Qwen3, Mistral, Gemma 3, Apertus, Phi-3,
@@ -63,7 +63,7 @@ def convert(model: "PreTrainedModel", encoding: str = "lerope") -> "PreTrainedMo
     }
     scaling = {kind: float(getattr(module, _named(kind, "attention_scaling"))) for kind in kinds}
     rotary = Rotary(encodings, scaling, layout, casts)
-    # Plain transformers passes over frequencies in a checkpoint only under this name and where layers share them.
+    # Plain transformers skips frequencies in a checkpoint only under this name and where layers share them.
     rotary.in_weights = SHARED in kinds and name.endswith("rotary_emb")
     model.set_submodule(name, rotary)
     plain: Any = type(model)
@@ -94,7 +94,7 @@ def rotary_of(model: nn.Module) -> "Rotary":
 
 
 def saved_sets(rotary: "Rotary") -> dict[str, Any]:
-    """Everything that is needed to go on from a rotary module's frequencies, for JSON, by kind of layer."""
+    """Everything needed to continue from a rotary module's frequencies, for JSON, by kind of layer."""
     sets = {}
     for kind, encoding in rotary.encodings.items():
         sets[kind] = {"parametrization": encoding.parametrization, "theta": encoding.theta.tolist()}
@@ -126,7 +126,7 @@ def set_frequencies(model: nn.Module, sets: dict[str, Any]) -> None:
 class Rotary(nn.Module):
     """What stands in for a transformers rotary module: positions to cosines and sines, with gradients.
 
-    The encodings are called `inv_freq` because plain transformers passes over checkpoint keys of that name.
+    The encodings are called `inv_freq` because plain transformers skips checkpoint keys of that name.
 
     Args:
         encodings: one per kind of layer, or one called `shared`.
@@ -144,9 +144,9 @@ class Rotary(nn.Module):
         self.layout = layout
         self.casts = casts
         self.in_weights = True
-        """Whether `save_pretrained` writes the frequencies among the weights; else config.json alone has them."""
+        """Whether `save_pretrained` writes the frequencies among the weights; else only config.json has them."""
         self.warns = True
-        """Whether to tell of weights that bring no frequencies."""
+        """Whether to warn of weights that bring no frequencies."""
 
     @property
     def encodings(self) -> dict[str, Encoding]:
@@ -220,7 +220,7 @@ class _Converted:
     plain: type
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Writes a folder that plain transformers loads as the same function and `lerope.convert` goes on from."""
+        """Writes a folder that plain transformers loads as the same function and `lerope.convert` continues from."""
         if kwargs.get("push_to_hub"):
             raise ValueError(
                 "push_to_hub=True would upload config.json before the frequencies are in it; save without it, then "
@@ -316,7 +316,7 @@ def _find_rotary(model: Any) -> tuple[str, nn.Module]:
 
 
 def _kinds(module: nn.Module) -> list[str]:
-    """The kinds of layers a rotary module has frequencies for; nothing if it is no rotary module."""
+    """The kinds of layers a rotary module has frequencies for; nothing if it is not a rotary module."""
     buffers = [name for name, _ in module.named_buffers(recurse=False) if not name.endswith("original_inv_freq")]
     if "inv_freq" in buffers:
         return [SHARED]
@@ -411,8 +411,8 @@ def _encoding(
         stored = (saved or {}).get("parametrization")
         if asked and stored and asked != stored:
             raise ValueError(
-                f"encoding {spec!r} differs from the folder's, which learned with parametrization={stored}; say "
-                "encoding='lerope' to go on, or delete the lerope entry of its config.json to start again."
+                f"encoding {spec!r} differs from the folder's, which learned with parametrization={stored}; use "
+                "encoding='lerope' to continue, or delete the lerope entry of its config.json to start again."
             )
         start = theta if saved is None else torch.tensor(saved["theta"])
         encoding = LeRoPE.starting_at(start, head_dim, asked or stored or "log", layout=layout)
@@ -429,7 +429,7 @@ def _head_dim(config: Any) -> int:
     """Dimensions of one head; raises where layers differ."""
     if getattr(config, "is_heterogeneous", False):
         raise ValueError(
-            f"a {config.model_type} model has heads of several sizes, which the config that convert saves cannot say."
+            f"a {config.model_type} model has heads of several sizes, which the config convert saves cannot express."
         )
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
@@ -439,7 +439,7 @@ def _check_same(frequencies: Tensor, theta: Tensor, saved: dict[str, Any] | None
     # The recipe's factors give the frequencies back to a rounding or two of float32.
     if saved is not None and not torch.allclose(frequencies, theta.cpu(), rtol=1e-6, atol=1e-25):
         raise ValueError(
-            "config.json turns by other frequencies than its lerope entry, so one of them was changed by hand; delete "
+            "config.json has frequencies other than its lerope entry's, so one of them was changed by hand; delete "
             "the entry to start from the others."
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The factor of a band that does not turn: JSON holds no infinity, and 1e-30 rad per token is none at any length.
+# The factor of a band that does not turn: JSON holds no infinity, and 1e-30 rad per token is no turn at any length.
 STILL = 1e30
 _LEGACY = ("rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor")
 
@@ -23,7 +23,7 @@ def longrope_config(
 
     Both key styles are written: `rope_parameters`, and `rope_theta` with `rope_scaling` for engines that read only
     those. Factors are the same for short and long inputs, and the original length is the whole length, so that no
-    engine adds an attention factor of its own. A model with one set per kind of layer gets `rope_parameters` alone,
+    engine adds an attention factor of its own. A model with one set per kind of layer gets only `rope_parameters`,
     because the older keys cannot hold two sets.
 
     Args:
@@ -59,7 +59,7 @@ def longrope_config(
 
 
 def factors(frequencies: Tensor, base: float) -> Tensor:
-    """One float32 factor per band, such that 1 / (factor * base^(2m / d)) in float32 is as near as it can be."""
+    """One float32 factor per band, such that 1 / (factor * base^(2m / d)) in float32 is as close as it can be."""
     wanted = frequencies.detach().cpu().double()
     rotary_dim = 2 * len(wanted)
     periods = base ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
@@ -83,7 +83,7 @@ def _parameters(
         )
     base = given.get("rope_theta")
     if base is None:
-        raise ValueError("config has no rope_theta, so it is no model with RoPE; got none in rope_parameters either.")
+        raise ValueError("config has no rope_theta, so it is not a RoPE model; got none in rope_parameters either.")
     list_of_factors = factors(values, float(base)).double().tolist()
     parameters: dict[str, Any] = {
         "rope_type": "longrope",
@@ -94,7 +94,7 @@ def _parameters(
         "factor": 1.0,
         "attention_factor": float(attention_factor),
     }
-    if attention_factor != 1.0:  # engines that do not read attention_factor read these, or take 1
+    if attention_factor != 1.0:  # engines that do not read attention_factor read these, or assume 1
         parameters |= {"short_mscale": float(attention_factor), "long_mscale": float(attention_factor)}
     if 2 * len(values) != head_dim or "partial_rotary_factor" in given:
         part = given.get("partial_rotary_factor", 1.0)

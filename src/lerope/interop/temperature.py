@@ -1,6 +1,6 @@
 """An extension's temperature as weights of a transformers model, so that any engine computes it.
 
-Queries that are multiplied by a factor give logits that are. Which weights do that differs from model to model: so it
+Queries multiplied by a factor give logits multiplied by it. Which weights do that differs from model to model: so it
 is tried on the model itself, and what is not seen to work is refused.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 Change = tuple[Tensor, Tensor]
-"""A parameter and what it shall be."""
+"""A parameter and its new value."""
 # A power of two, by which floats are multiplied exactly.
 _TRIAL = 4.0
 _PROBE = "lerope_probe"
@@ -49,7 +49,7 @@ def _fold(model: Any, scale: float, kept: list[Change]) -> None:
     except Exception as error:  # a model whose attention cannot be replaced may raise anything
         reason = " ".join(str(error).split())
         raise ValueError(
-            f"the temperature cannot be folded into {name}, because its queries cannot be looked at ({reason}); pass "
+            f"the temperature cannot be folded into {name}, because its queries cannot be inspected ({reason}); pass "
             "temperature=0."
         ) from error
     turning = [layer for layer, (query, _) in before.items() if not _is_near(query, elsewhere[layer][0], 1e-3)]
@@ -71,8 +71,8 @@ def _fold(model: Any, scale: float, kept: list[Change]) -> None:
     for layer in turning:
         if layer not in found:
             raise ValueError(
-                f"the temperature cannot be folded into {type(layer).__name__}, because no weights of it are known "
-                "that scale its queries alone; pass temperature=0."
+                f"the temperature cannot be folded into {type(layer).__name__}, because it has no known weights "
+                "that scale only its queries; pass temperature=0."
             )
         _change(found[layer](layer, before[layer][0], scale), kept)
 
@@ -80,7 +80,7 @@ def _fold(model: Any, scale: float, kept: list[Change]) -> None:
 def _seen(model: Any, stride: int = 1) -> dict[nn.Module, tuple[Tensor, Tensor]]:
     """Queries and keys as every layer's attention gets them, for tokens that are `stride` positions apart.
 
-    Attention gives zeros meanwhile, so that no layer sees what was changed in those below it.
+    Attention returns zeros meanwhile, so that no layer sees what was changed in those below it.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

@@ -1,4 +1,4 @@
-"""A SentencePiece model as what others read: tokenizer.json for transformers and engines, lists for GGUF."""
+"""A SentencePiece model in forms that others read: tokenizer.json for transformers and engines, lists for GGUF."""
 
 import json
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Pieces:
 
     @classmethod
     def load(cls, path: Path, vocab_size: int) -> "Pieces":
-        """Reads a .model file for a model with this vocabulary; whatever is wrong is one ValueError."""
+        """Reads a .model file for a model with this vocabulary; anything wrong raises one ValueError."""
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -65,7 +65,7 @@ class Pieces:
             raise ValueError(f"tokenizer {path} has no BOS or EOS piece; use one that was trained with both.")
         if len(loaded.pieces) > vocab_size:
             raise ValueError(
-                f"tokenizer {path} has {len(loaded.pieces):,} pieces but the model a vocabulary of {vocab_size:,}: "
+                f"tokenizer {path} has {len(loaded.pieces):,} pieces but the model has a vocabulary of {vocab_size:,}: "
                 "engines would read beyond it; train with all pieces to export."
             )
         return loaded
@@ -92,7 +92,7 @@ class Pieces:
 
 
 def _model_proto() -> Any:
-    """The message that a .model file is, by SentencePiece's own description of it."""
+    """The message type of a .model file, by SentencePiece's own description."""
     try:
         from sentencepiece.sentencepiece_model_pb2 import ModelProto
     except ImportError:

@@ -32,7 +32,7 @@ class LeropeCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     """Trains learned frequencies as they should be, in any Trainer: of a converted model or of a ladder model.
 
     Trainer would decay them like a matrix and clip their gradient together with all others. With this callback they
-    are not decayed, `max_grad_norm` counts for the rest of the model alone, and every log entry tells how far the
+    are not decayed, `max_grad_norm` applies only to the rest of the model, and every log entry says how far the
     frequencies have moved. All log-scales go to `frequencies.jsonl` in the output directory. Where a checkpoint's
     weights cannot hold the frequencies its `trainer_state.json` does, and a resume takes them from there.
 
@@ -57,7 +57,7 @@ class LeropeCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if _is_converted(kwargs["model"]):
             rotary = rotary_of(kwargs["model"])
-            rotary.warns = rotary.in_weights  # else weights without frequencies are no loss: `state` has them
+            rotary.warns = rotary.in_weights  # else weights without frequencies lose nothing: `state` has them
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.model = kwargs["model"]
@@ -117,7 +117,7 @@ class LeropeCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             set_frequencies(self.model, sets)
         elif not rotary_of(self.model).in_weights and not hasattr(self.model, "peft_config"):
             raise ValueError(
-                "the checkpoint was written without LeropeCallback, so its frequencies are in its config.json alone; "
+                "the checkpoint was written without LeropeCallback, so its frequencies are only in its config.json; "
                 "load and convert its folder, and train that without resume_from_checkpoint."
             )
 
@@ -140,8 +140,8 @@ def log_scales(model: Any) -> dict[str, list[Any]]:
 def undecayed(optimizer: Any, parameters: Iterable[Tensor]) -> Any:
     """Keeps an optimizer from decaying these parameters, whatever groups they are in; returns its hook's handle.
 
-    Before each step a twin of the optimizer, with the same state, moves them without decay, and takes their gradients
-    away. The optimizer's own groups never change: Trainer saves and loads its state by them.
+    Before each step a twin of the optimizer, with the same state, moves them without decay, and clears their
+    gradients. The optimizer's own groups never change: Trainer saves and loads its state by them.
     """
     while not isinstance(optimizer, Optimizer) or type(optimizer).__name__ == "AcceleratedOptimizer":
         optimizer = optimizer.optimizer

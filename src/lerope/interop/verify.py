@@ -1,4 +1,4 @@
-"""Whether engines compute what an exported model is: their frequency tables rebuilt, and those installed really run."""
+"""Whether engines compute what an exported model does: their frequency tables rebuilt, installed ones really run."""
 
 import functools
 import importlib
@@ -69,7 +69,7 @@ def verify(
     Args:
         directory: what `lerope.export` wrote.
         run: the run it came from, to compare with that instead of with the exported weights.
-        prompt: a text to run engines on; its end is cut where the model's length needs it.
+        prompt: a text to run engines on; its end is cut if the model's length needs it.
         num_tokens: how many tokens to continue it by.
     """
     folder = Path(directory)
@@ -199,7 +199,7 @@ def _of_run(model: Transformer, record: dict[str, Any]) -> Reference:
 
 
 def _plain(folder: Path) -> Reference:
-    """A converted model's folder, for which transformers stands."""
+    """A converted model's folder, as transformers runs it."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -242,7 +242,7 @@ def _ran(
         version = "unknown"
     try:
         found, ids = engine.run(folder, tokens, num_tokens)
-    except Exception as problem:  # an engine may raise anything, and the others shall still be run
+    except Exception as problem:  # an engine may raise anything, and the others must still run
         said = " ".join(str(problem).split())[:200]
         return row(f"{type(problem).__name__}: {said}", version=version, agrees=False)
     with torch.no_grad():
