@@ -1,0 +1,85 @@
+"""How much of a whole `lerope train` is steps, and how soon is the first one there?
+
+The same command twice, each in a process and a run directory of its own: cold, with an empty cache folder, and warm,
+with what the first one compiled and measured. The numbers are those of `results/training.json`, counted from the start
+of the process.
+
+The claim: at least 95 % of the warm run is steps, and its first step is done within 15 s of the command.
+
+    python benchmarks/whole_run.py --data DIR                            # 52M, 4,000 steps: for a GPU
+    python benchmarks/whole_run.py --data DIR --rung demo --steps 40 --row-length 256 --batch-tokens 2048   # for a CPU
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from reporting import conditions, save, show
+
+from lerope.data.shards import Corpus
+from lerope.results import Training
+
+RESULTS = Path(__file__).parent / "results"
+BEFORE = ("start", "data", "model", "first step")
+
+
+def measured(args: argparse.Namespace, folder: Path, what: str) -> dict[str, Any]:
+    """One run of the command: its timeline, and what a watch beside it shows."""
+    corpus = Corpus(args.data).manifest
+    command = [sys.executable, "-m", "lerope", "train", args.rung, "--data", str(args.data), "--encoding", "lerope"]
+    command += ["--steps", str(args.steps), "--row-length", str(args.row_length)]
+    command += ["--batch-tokens", str(args.batch_tokens), "--vocab-size", str(corpus.vocab_size)]
+    # Everything that remembers: our own folder, and those of torch and Triton, if they are set elsewhere.
+    kept = {"XDG_CACHE_HOME": "cache", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "torch"}
+    environment = {**os.environ, **{name: str(folder / each) for name, each in kept.items()}}
+    begun = time.monotonic()
+    subprocess.run([*command, "--out", str(folder / what)], env=environment, check=True)
+    wall = time.monotonic() - begun
+    found = Training.load(folder / what / "results" / "training.json").last_start
+    return {**found, "wall_seconds": wall, "first_step_seconds": sum(found["phases"][each] for each in BEFORE)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="a folder that `lerope data prepare` wrote")
+    parser.add_argument("--rung", default="52M")
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--row-length", type=int, default=2048)
+    parser.add_argument("--batch-tokens", type=int, default=131_072)
+    args = parser.parse_args()
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    with tempfile.TemporaryDirectory() as folder:
+        runs = {what: measured(args, Path(folder), what) for what in ("cold", "warm")}
+    rows = [
+        {
+            "run": what,
+            "wall s": run["wall_seconds"],
+            "first step s": run["first_step_seconds"],
+            "step ms": 1000 * run["median_step_seconds"],
+            "of it steps": args.steps * run["median_step_seconds"] / run["wall_seconds"],
+            **{f"{name} s": seconds for name, seconds in (*run["phases"].items(), *run["hook_seconds"].items())},
+        }
+        for what, run in runs.items()
+    ]
+    show(f"{args.rung}, {args.steps:,} steps", rows, ".2f")
+    warm = rows[1]
+    results: dict[str, Any] = {
+        **conditions("torch"),
+        "gpu": gpu,
+        **{name: getattr(args, name) for name in ("rung", "steps", "row_length", "batch_tokens")},
+        "runs": runs,
+        "claim": "at least 95 % of the warm run is steps, and its first step is done within 15 s",
+        "verdict": "holds" if warm["of it steps"] >= 0.95 and warm["first step s"] <= 15 else "fails",
+    }
+    print({"verdict": results["verdict"]})
+    save(RESULTS / f"whole_run_{args.rung}_{'cpu' if gpu is None else gpu.split()[-1].lower()}.json", results)
+
+
+if __name__ == "__main__":
+    main()
