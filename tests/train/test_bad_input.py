@@ -82,7 +82,7 @@ WRONG = {
     ),
     "tracker": (
         ["demo", "--vocab-size", "50", "--row-length", "32", "--batch-tokens", "256", "--trackers", "wandb"],
-        "trackers: wandb is not installed; pip install 'lerope[wandb]'",
+        "trackers: wandb is not installed",
     ),
 }
 

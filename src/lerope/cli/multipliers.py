@@ -41,7 +41,7 @@ def multipliers(
     from lerope.scaling.study import read_losses, read_runs, study
 
     if paper == bool(paths):
-        raise ValueError("give a FILE of losses, RUNS, or --paper.")
+        raise ValueError("give exactly one of a FILE of losses, RUNS or --paper.")
     if paper:
         if baseline is not None or out is not None:
             raise ValueError("--paper takes neither --baseline nor --out; omit them, or redirect --json.")

@@ -125,7 +125,7 @@ def plan(config: ModelConfig, row_length: int = ROW_LENGTH, batch_tokens: int = 
     steps = round(TOKENS_PER_PARAMETER * total / batch_tokens)
     if steps == 0:
         raise ValueError(
-            f"batch_tokens must be at most the run's {TOKENS_PER_PARAMETER * total:,} tokens; got {batch_tokens:,}."
+            f"batch_tokens must be at most the run's {TOKENS_PER_PARAMETER * total:,}; got {batch_tokens:,}."
         )
     tokens = steps * batch_tokens
     return Plan(
