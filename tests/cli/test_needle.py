@@ -86,7 +86,7 @@ def test_a_filler_that_is_too_short_is_said_in_the_tables(runs, capsys, tmp_path
         ([(1.0, 0.0, 1), (1.0, 0.0, 3)], "exact match is 100.0% with 1 and 100.0% with 3 distractors."),
         (
             [(0.8, 0.05, 1), (0.5, 0.4, 3)],
-            "exact match is 80.0% with 1 and 50.0% with 3 distractors; of wrong answers 64% are another key's value.",
+            "exact match is 80.0% with 1 and 50.0% with 3 distractors; 64% of wrong answers are another key's value.",
         ),
         ([(0.6, 0.0, 0)], "exact match is 60.0%."),
     ],

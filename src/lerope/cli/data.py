@@ -23,7 +23,7 @@ def prepare(
     max_tokens: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None,
     max_validation_tokens: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
     skip_invalid: bool = False,
-    workers: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: as many as cores)")] = None,
+    workers: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: one per core)")] = None,
 ) -> None:
     """Turn text into a tokenizer, token shards and a manifest.
 

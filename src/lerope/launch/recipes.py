@@ -73,7 +73,7 @@ def lengths() -> Study:
 
 
 def code() -> Study:
-    """The Python part of the StarCoder data, with a tokenizer of its own."""
+    """The Python part of the StarCoder data, with its own tokenizer."""
     runs = measured([*grid(["217M"], ["rope", "prope"]), *_lengths(["lerope"])], PROFILE)
     sentence = "Does what holds for English hold for Python code?"
     return Study(name="code", sentence=sentence, runs=runs, source="hf:starcoder")

@@ -52,7 +52,7 @@ def entry(
     inputs: Sequence[str],
     ranges: Sequence[tuple[float, float]] | None = None,
 ) -> Entry:
-    """A function of printed numbers beside its printed value.
+    """A function of printed numbers with its printed value.
 
     Args:
         function: its extremes are sought at the ends of the inputs' ranges, where a monotone function has them.
