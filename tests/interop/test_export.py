@@ -339,7 +339,7 @@ BAD = {
     "head": (lambda _: (untrained(odd_lerope(sharing="head", num_heads=2)), {"train_length": 9}), "sharing='head'"),
     "own rotation": (lambda _: (untrained(_Tilted(64)), {"train_length": 9}), "_Tilted does more"),
     "tied": (lambda _: (_tied(), {"train_length": 9}), "a head of its own .*tied to the embedding"),
-    "quantised": (lambda _: (_quantised(), {"train_length": 9}), "got torch.int8, export before quantising"),
+    "quantised": (lambda _: (_quantised(), {"train_length": 9}), "got torch.int8; export before quantising"),
     "train length": (lambda _: (untrained(lerope.RoPE(64)), {}), "train_length must be given for a model in memory"),
     "no RoPE": (lambda _: (gpt2(), {}), "one that lerope.convert made; got GPT2LMHeadModel"),
     "not converted": (lambda _: (toy("llama"), {}), "one that lerope.convert made; got LlamaForCausalLM"),
