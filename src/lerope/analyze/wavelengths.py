@@ -19,7 +19,7 @@ from lerope.train.rundir import provenance
 
 Floats = npt.NDArray[np.float64]
 
-FILE = FREQUENCIES
+FILE = "frequencies.json"
 _NUM_RECORDS = 200
 _SUPPRESSED_LENGTHS = 4.0
 _SUPPRESSED_FACTOR = 2.0

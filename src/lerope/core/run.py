@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 import lerope
+from lerope.core.encoding import EncodingSpec
 from lerope.core.files import read_json, read_lines, sha256_of, write_json
 from lerope.core.recipe import Recipe
 
@@ -177,8 +179,8 @@ def finished_run(path: str | os.PathLike[str]) -> Run:
 
 
 def _upgrade(content: Any) -> None:
-    """The first version had no number, did not record its text's sources, omitted a z-loss of 0, and read rows in
-    document order."""
+    """The first version had no number, did not record its text's sources, omitted a z-loss of 0, read rows in document
+    order, and kept encodings as they were spelled."""
     if not isinstance(content, dict) or "version" in content:
         return
     content.update(version=VERSION, model_sha256={})
@@ -190,6 +192,8 @@ def _upgrade(content: Any) -> None:
     if isinstance(recipe, dict):
         recipe.setdefault("z_loss", 0.0)
         recipe.setdefault("row_order", "documents")
+        with suppress(ValueError, AttributeError, KeyError):  # what is no encoding is said later
+            recipe["encoding"] = EncodingSpec.parse(recipe["encoding"]).text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,13 +27,12 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 from lerope.core.files import staged
 from lerope.core.ladder import ModelConfig
-from lerope.core.run import CONFIG
+from lerope.core.run import CONFIG, TOKENIZER
 from lerope.interop.tokenizer import Pieces, tokenizer_files
 from lerope.model.saved import load_model, save_model
 from lerope.model.transformer import Transformer
 from lerope.rotary.encodings import FrozenRoPE
 
-TOKENIZER = "tokenizer.model"
 _PREFIX = "model.transformer."
 _ANY_VOCABULARY = 1 << 40
 

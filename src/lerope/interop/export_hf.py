@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from lerope.core.checks import check_choice, check_count
 from lerope.core.files import whole
-from lerope.core.run import CONFIG, FREQUENCIES, RUN, WEIGHTS, provenance, read_run
+from lerope.core.run import CONFIG, FREQUENCIES, RUN, TOKENIZER, WEIGHTS, provenance, read_run
 from lerope.interop.apertus import apertus_config, apertus_frequencies, apertus_weights, extended_frequencies
 from lerope.interop.longrope import longrope_config
 from lerope.interop.temperature import folded
@@ -33,7 +33,6 @@ Format = Literal["hf", "gguf"]
 Dtype = Literal["float32", "bfloat16"]
 EXPORT = "export.json"
 GGUF = "model.gguf"
-TOKENIZER = "tokenizer.model"
 # What a reader of export.json relies on.
 _RECORD = ("kind", "format", "dtype", "length", "logit_scale", "attention_factor")
 

@@ -16,12 +16,12 @@ from torch.optim import Optimizer
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from lerope.core.run import HISTORY
 from lerope.interop.huggingface import SHARED, Rotary, rotary_of, saved_sets, set_frequencies
 from lerope.rotary.encodings import Encoding
 from lerope.rotary.frequencies import wavelengths
 from lerope.rotary.optim import GradientNorms, clip_grad_norm_, frequency_parameters
 
-FREQUENCIES = "frequencies.jsonl"
 # Where Trainer keeps what `state` gives, in each checkpoint.
 _STATE = "trainer_state.json"
 # Holds the user's max_grad_norm on the arguments while a callback clips: arguments outlive an interrupted training.
@@ -95,7 +95,7 @@ class LeropeCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         kwargs["logs"].update(numbers)
         state.log_history[-1].update(numbers)
         if state.is_world_process_zero:
-            path = Path(args.output_dir) / FREQUENCIES
+            path = Path(args.output_dir) / HISTORY
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": state.global_step, "log_scales": scales.get(SHARED, scales)}) + "\n")

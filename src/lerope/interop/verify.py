@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lerope.core.run import CONFIG, FREQUENCIES, WEIGHTS, provenance
+from lerope.core.run import CONFIG, FREQUENCIES, TOKENIZER, WEIGHTS, provenance
 from lerope.interop.apertus import ladder_model
 from lerope.interop.engines import TABLES, Array, Table, llama_cpp_table
-from lerope.interop.export_hf import GGUF, TOKENIZER, read_export
+from lerope.interop.export_hf import GGUF, read_export
 from lerope.interop.gguf import read_gguf
 from lerope.interop.tokenizer import processor
 from lerope.model.saved import load_model

@@ -7,6 +7,7 @@ x = x + down(activation(up(norm(x))))
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +92,11 @@ class Block(nn.Module):
         x = x + self.mlp(self.mlp_norm(x))
         return x
 
+    def recomputed(self, x: Tensor, rotation: Rotation, mask: DocumentMask) -> Tensor:
+        """The same; only its input is kept for the backward pass, which computes the rest again."""
+        out: Tensor = checkpoint(self, x, rotation, mask, use_reentrant=False, preserve_rng_state=False)
+        return out
+
 
 class Transformer(nn.Module):
     """A model of the ladder with any encoding. Weights are meaningless until `init_weights` has filled them."""
@@ -174,10 +180,8 @@ class Transformer(nn.Module):
         x = self.embedding(tokens)
         x = x.to(compute_dtype(x))
         for block, rotation in zip(self.blocks, rotations, strict=True):
-            if self.recompute and torch.is_grad_enabled():
-                x = _recomputed(block, x, rotation, mask)
-            else:
-                x = block(x, rotation, mask)
+            run: Any = block.recomputed if self.recompute and torch.is_grad_enabled() else block
+            x = run(x, rotation, mask)
         out: Tensor = self.norm(x)
         return out
 
@@ -187,16 +191,3 @@ class Transformer(nn.Module):
         if self.encoding.num_layers is None:
             return [self.encoding.rotation(positions, None, origin, length)] * num_layers
         return [self.encoding.rotation(positions, layer, origin, length) for layer in range(num_layers)]
-
-
-def _recomputed(block: nn.Module, x: Tensor, rotation: Rotation, mask: DocumentMask) -> Tensor:
-    """A block's output; only its input is kept for the backward pass, which computes the rest again."""
-    # A checkpoint tracks only tensors among its arguments, and fast blocks pass on a pair of them.
-    terms = x if isinstance(x, tuple) else (x,)
-
-    def run(*terms: Tensor) -> Tensor:
-        out: Tensor = block(terms if len(terms) > 1 else terms[0], rotation, mask)
-        return out
-
-    kept: Tensor = checkpoint(run, *terms, use_reentrant=False, preserve_rng_state=False)
-    return kept

@@ -30,6 +30,8 @@ class Loop:
     """Whether this is the last step, by request; the same on every rank."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Time spent in each hook, by name."""
+    clock: Moment = field(init=False)
+    """Where the step at hand began."""
     first_step_time: float | None = None
     """When the first step's numbers arrived, in `time.monotonic`."""
 
@@ -98,7 +100,7 @@ class Trainer:
             for hook in self.hooks:
                 ended.callback(self._timed, hook, hook.end, loop)
                 hook.begin(loop)
-            self._clock = Moment(device)
+            loop.clock = Moment(device)
             while not loop.is_last and not loop.stopping:
                 asked = time.perf_counter()
                 batch, num_targets = next(batches)
@@ -119,7 +121,7 @@ class Trainer:
         if not hook.is_due(loop):
             return
         self._timed(hook, hook.act, loop)
-        self._clock = Moment(self.engine.ranks.device)
+        loop.clock = Moment(self.engine.ranks.device)
 
     @staticmethod
     def _timed(hook: Hook, act: Callable[[Loop], None], loop: Loop) -> None:
@@ -140,7 +142,7 @@ class Trainer:
         if loop.first_step_time is None:
             loop.first_step_time = time.monotonic()
         recipe, loss = self.engine.recipe, started.loss
-        seconds, self._clock = started.end.seconds_since(self._clock), started.end
+        seconds, loop.clock = started.end.seconds_since(loop.clock), started.end
         flops = flops_per_token(recipe.model, recipe.row_length) * recipe.batch_tokens / seconds
         if not all(map(math.isfinite, (loss, norm, frequency_norm))):
             raise Diverged(

@@ -5,6 +5,7 @@ in a dtype or size that it does not take, or where someone has added an adapter 
 """
 
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lerope.model.accounting import HEAD_CHUNK_LOGITS
 from lerope.model.attention import DocumentMask
@@ -123,6 +124,17 @@ class FastBlock(Block):
         total, normed = self.attention_norm.of_sum(total, branch)
         total, normed = self.mlp_norm.of_sum(total, self.attention(normed, rotation, mask))
         return total, self.mlp(normed)
+
+    def recomputed(self, x: Stream, rotation: Rotation, mask: DocumentMask) -> Stream:  # type: ignore[override]
+        """A checkpoint looks after tensors only if they are arguments themselves, and this block may get a pair."""
+        terms = x if isinstance(x, tuple) else (x,)
+
+        def run(*terms: Tensor) -> Stream:
+            out: Stream = self(terms if len(terms) > 1 else terms[0], rotation, mask)
+            return out
+
+        out: Stream = checkpoint(run, *terms, use_reentrant=False, preserve_rng_state=False)
+        return out
 
 
 class FastHead(Head):
