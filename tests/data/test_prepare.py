@@ -232,7 +232,7 @@ def test_a_lossy_tokenizer_is_used_with_a_warning(tmp_path, small_tokenizer, cap
     prepare([str(path)], tmp_path / "whole", **options)
     assert "Warning" not in capsys.readouterr().out
     manifest = prepare([str(path)], tmp_path / "part", **options, vocab_size=300)
-    assert "small.model loses 50 of 50 documents" in capsys.readouterr().out.replace("\n", " ")
+    assert "50 of 50" in capsys.readouterr().out.replace("\n", " ")
     assert manifest.vocab_size == 300
     corpus = Corpus(tmp_path / "part")
     assert max(int(corpus.train.document(i).max()) for i in range(len(corpus.train))) < 300
