@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from lerope.data.packing import Packing, Piece, fill_rows, windows
 from lerope.data.shards import Split
+from lerope.data.skips import Skips
 
 IGNORED = -1
 """The target of a document's last token and of padding; not counted in the loss."""
@@ -23,7 +24,7 @@ class Batch:
     targets: npt.NDArray[np.int32]
     """The next token, IGNORED where the document has none."""
     positions: npt.NDArray[np.int32]
-    """Counted from 0 in every document of a row."""
+    """From 0 in every document of a row, one by one unless they skip."""
     document_ids: npt.NDArray[np.int32]
     centres: npt.NDArray[np.int32]
     """The middle position of the token's document in this row."""
@@ -35,10 +36,21 @@ class Batch:
 
 
 class Loader:
-    """Training batches of `batch_rows` rows; each rank gets an equal, contiguous part."""
+    """Training batches of `batch_rows` rows; each rank gets an equal, contiguous part.
+
+    Args:
+        skips: makes the positions of some rows skip.
+    """
 
     def __init__(
-        self, split: Split, row_length: int, batch_rows: int, seed: int, rank: int = 0, num_ranks: int = 1
+        self,
+        split: Split,
+        row_length: int,
+        batch_rows: int,
+        seed: int,
+        rank: int = 0,
+        num_ranks: int = 1,
+        skips: Skips | None = None,
     ) -> None:
         if batch_rows % num_ranks:
             raise ValueError(
@@ -46,7 +58,7 @@ class Loader:
                 f"evenly; use a number of ranks that divides {batch_rows}."
             )
         self.split, self.batch_rows, self.rank, self.num_ranks = split, batch_rows, rank, num_ranks
-        self.packing = Packing(split.lengths, row_length, seed)
+        self.packing, self.skips = Packing(split.lengths, row_length, seed), skips
 
     def load(self, step: int) -> tuple[Batch, int]:
         """This rank's rows of a step, and the number of targets that count over all ranks."""
@@ -59,7 +71,22 @@ class Loader:
             num_targets += self.packing.num_targets(row)
             if number // share == self.rank:
                 mine.append(self.packing.pieces(row))
-        return assemble(self.split, mine, self.packing.row_length), num_targets
+        batch = assemble(self.split, mine, self.packing.row_length)
+        if self.skips is not None:
+            first = step * self.batch_rows + self.rank * share
+            for number, pieces in enumerate(mine):
+                if self.skips.skips(first + number):
+                    self._skip(batch, number, first + number, pieces)
+        return batch, num_targets
+
+    def _skip(self, batch: Batch, number: int, row: int, pieces: list[Piece]) -> None:
+        """Gives row `number` of a batch positions that skip."""
+        assert self.skips is not None
+        at = 0
+        for document, piece in enumerate(pieces):
+            here = slice(at, at := at + piece.stop - piece.start)
+            positions = self.skips.positions(row, document, piece.stop - piece.start)
+            batch.positions[number, here], batch.centres[number, here] = positions, positions[-1] // 2
 
     def ahead(self, start: int, stop: int, depth: int = 2) -> Generator[tuple[Batch, int], None, None]:
         """What `load` gives for steps [start, stop), with up to `depth` made ahead by another thread."""

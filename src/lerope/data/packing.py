@@ -95,7 +95,7 @@ def place(number: int, count: int, seed: int, epoch: int) -> int:
         digits = list(divmod(number, base))
         for turn in range(_ROUNDS):
             side = turn % 2
-            digits[side] = (digits[side] + _mix(_mix(key + turn) ^ digits[1 - side])) % bases[side]
+            digits[side] = (digits[side] + mix(mix(key + turn) ^ digits[1 - side])) % bases[side]
         number = digits[0] * base + digits[1]
         if number < count:
             return number
@@ -107,15 +107,15 @@ def shuffled(count: int, seed: int, epoch: int) -> npt.NDArray[np.uint32]:
     Implemented here rather than by a library's generator, so that no version changes it.
     """
     with np.errstate(over="ignore"):
-        keys = _mix(np.arange(count, dtype=np.uint64) + np.uint64(_key(seed, epoch)))
+        keys = mix(np.arange(count, dtype=np.uint64) + np.uint64(_key(seed, epoch)))
     return np.argsort(keys, kind="stable").astype(np.uint32)
 
 
 def _key(seed: int, epoch: int) -> int:
-    return int(_mix(_mix(seed) ^ epoch))
+    return int(mix(mix(seed) ^ epoch))
 
 
-def _mix(x: Any) -> Any:
+def mix(x: Any) -> Any:
     """splitmix64's hash of a whole number, or of each element of a uint64 array."""
     x = (x + 0x9E3779B97F4A7C15) & _64_BITS
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS
