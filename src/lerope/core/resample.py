@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 SLOW_TURNS, FAST_TURNS = 1.0, 32.0
 """Bands that turn less over the train length keep their turns; bands that turn more keep their frequency."""
+_EQUAL = 1e-9
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,11 @@ def with_dominant(values: list[float], dominant: float | None) -> list[float]:
     """
     if dominant is None:
         return values
-    nearest = min(range(len(values)), key=lambda band: abs(values[band] - dominant))
+    distance = min(abs(value - dominant) for value in values)
+    near = [band for band, value in enumerate(values) if abs(value - dominant) <= distance + _EQUAL]
+    # Of bands that are equally near, the one that passes none of them on its way.
+    faster = [band for band in near if values[band] >= dominant]
+    nearest = faster[-1] if faster else near[0]
     return [dominant if band == nearest else value for band, value in enumerate(values)]
 
 
