@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lerope.rotary.extension import Extension, extend
     from lerope.rotary.frequencies import Diagnostics
     from lerope.rotary.optim import GradientNorms, check_gradients, clip_grad_norm_, param_groups
+    from lerope.rotary.preset import preset
     from lerope.rotary.rotate import Rotation, permute_layout, rerotate, rotate
 
 __version__ = "0.1.0.dev0"
@@ -40,6 +41,7 @@ __all__ = [
     "extend",
     "param_groups",
     "permute_layout",
+    "preset",
     "rerotate",
     "rotate",
 ]
@@ -52,6 +54,7 @@ _HOME = {
     "lerope.rotary.extension": ["Extension", "extend"],
     "lerope.rotary.frequencies": ["Diagnostics"],
     "lerope.rotary.optim": ["GradientNorms", "check_gradients", "clip_grad_norm_", "param_groups"],
+    "lerope.rotary.preset": ["preset"],
     "lerope.rotary.rotate": ["Rotation", "permute_layout", "rerotate", "rotate"],
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -11,6 +11,7 @@ SAME = [
     ("lerope", "lerope,sharing=shared", "lerope,parametrization=log,base=1e4"),
     ("lerope,base=500000,sharing=layer", "lerope,sharing=layer,base=5e5", "lerope,sharing='layer',base=500000.0"),
     ("my.module:Own,b=2,a=x", "my.module:Own,a=x,b=2"),
+    ("lerope,init=preset:mine,sharing=layer", "lerope,sharing=layer,init='preset:mine'"),
 ]
 
 
@@ -42,13 +43,35 @@ def test_other_methods_have_others():
         ("runs/52M-lerope-43/model/frequencies.json", "frozen", "Frozen", "frozen-52M-lerope-43"),
         ("a/b/mine.json", "frozen", "Frozen", "frozen-mine"),
         ("frozen", "frozen", "Frozen", "frozen"),
+        (
+            "a/mine.json,head_dim=resample",
+            "frozen,head_dim=resample",
+            "Frozen, resampled",
+            "frozen-mine-head_dimresample",
+        ),
+        ("preset:english", "preset:english", "Preset english", "preset-english"),
+        ("preset:my/own_one.json", "preset:own_one", "Preset own_one", "preset-own_one"),
+        (
+            "lerope,init=preset:english",
+            "lerope,init=preset:english",
+            "LeRoPE, from preset english",
+            "lerope-initpreset-english",
+        ),
+        (
+            "lerope,init=preset:my/own_one.json",
+            "lerope,init=preset:own_one",
+            "LeRoPE, from preset own_one",
+            "lerope-initpreset-own_one",
+        ),
         ("pack.age:Wavelet,scale=2", "pack.age:Wavelet,scale=2", "Wavelet, scale 2", "Wavelet-scale2"),
     ],
 )
 def test_what_it_is_called(text, method, label, name):
     spec = EncodingSpec.parse(text)
     assert (spec.method, spec.label, spec.name) == (method, label, name)
-    assert spec.text == (text if text.endswith(".json") else method)
+    assert spec.text == (text if ".json" in text else method)
+    assert EncodingSpec.parse(spec.text) == spec
+    assert EncodingSpec.parse(method).method == method
 
 
 def test_what_learns_and_where_it_starts():
@@ -80,7 +103,14 @@ def test_what_learns_and_where_it_starts():
         ("rope,base=1,base=2", ["each once"]),
         ("lerope,base=many", ["base", "'many'"]),
         ("prope,p=nan", ["p must be a finite number"]),
-        ("f.json,base=3", ["takes no options"]),
+        ("f.json,base=3", ["'base'", "takes head_dim"]),
+        ("f.json,head_dim=32", ["head_dim must be resample; got 32"]),
+        ("preset:mine,base=3", ["'base'", "takes none"]),
+        ("preset:", ["'preset:'", "preset:NAME"]),
+        ("preset", ["'preset'", "preset:NAME"]),
+        ("lerope,init=mine", ["init must be preset:NAME", "'mine'"]),
+        ("lerope,init=preset:", ["init must be preset:NAME"]),
+        ("rope,init=preset:mine", ["'init'"]),
     ],
 )
 def test_what_is_none_is_one_sentence(text, words):

@@ -29,6 +29,7 @@ from lerope.interop import huggingface
 from lerope.interop.huggingface import rotary_of
 from lerope.rotary.optim import frequency_parameters
 from tests.interop.toys import FAMILIES, MAIN, SCALINGS, SHAPE, gpt2, make, scaled, shake, tokens
+from tests.made_presets import save_preset
 from tests.ranks import run_ranks
 
 OTHERS = sorted(set(FAMILIES) - set(MAIN))
@@ -530,6 +531,41 @@ def test_frozen_and_the_frequencies_of_a_file(tmp_path):
     assert torch.equal(logits(frozen), logits(learned))
 
 
+def test_a_preset_from_scratch(tmp_path):
+    """Fixed as it is, learned from there on, saved for plain transformers."""
+    preset = lerope.preset(save_preset(tmp_path, 128, 512), head_dim=16, train_length=256)
+    model = lerope.convert(make(), encoding=preset)
+    assert not frequency_parameters(model)
+    assert torch.equal(rotary_of(model).inv_freq.frequencies(), preset.frequencies())
+    assert rotary_of(model).inv_freq.origin == preset.origin
+    assert not torch.allclose(logits(model), logits(make()))
+    model.save_pretrained(tmp_path / "model")
+    # The recipe's factors give the frequencies back to a rounding or two of float32.
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    torch.testing.assert_close(logits(plain), logits(model), rtol=0, atol=1e-5)
+    again = lerope.convert(AutoModelForCausalLM.from_pretrained(tmp_path / "model"), "frozen")
+    assert torch.equal(logits(again), logits(model))
+
+    learned = lerope.convert(make(), encoding=preset.learnable())
+    torch.testing.assert_close(rotary_of(learned).inv_freq.frequencies(), preset.frequencies(), rtol=1e-6, atol=0)
+    assert gradients(learned)["model.rotary_emb.inv_freq.alpha"].norm() > 0
+
+
+def test_encodings_as_they_are(tmp_path):
+    model = lerope.convert(make(), encoding=lerope.LeRoPE(16, base=500.0, parametrization="linear"))
+    assert rotary_of(model).inv_freq.parametrization == "linear"
+    assert torch.equal(rotary_of(model).inv_freq.frequencies(), lerope.RoPE(16, base=500.0).frequencies())
+    assert gradients(model)["model.rotary_emb.inv_freq.alpha"].norm() > 0
+    before = make()
+    assert torch.equal(logits(lerope.convert(make(), lerope.LeRoPE(16))), logits(before))
+    fixed = lerope.convert(make(), lerope.RoPE(16))
+    assert not frequency_parameters(fixed)
+    assert torch.equal(logits(fixed), logits(before))
+    lerope.RoPE(32).save(tmp_path / "wide.json")
+    resampled = lerope.convert(make(), f"{tmp_path / 'wide.json'},head_dim=resample")
+    torch.testing.assert_close(logits(resampled), logits(before), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("parametrization", ["linear", "direct"])
 def test_parametrizations_start_at_the_model_too(parametrization):
     model = make()
@@ -711,6 +747,13 @@ CASES = [
     (make, "frozen,parametrization=log", "encoding must be"),
     (make, "lerope,parametrization=cubic", "parametrization must be one of log, linear, direct; got 'cubic'"),
     (make, "nowhere/frequencies.json", "nowhere/frequencies.json does not exist"),
+    (make, "f.json,base=3", "takes no option but head_dim=resample; got 'base=3'"),
+    (make, "preset:mine", r"does not say for which train length; .*lerope.preset\('mine', head_dim=16, train_length="),
+    (make, 3, "encoding must be text or a lerope.Encoding; got int"),
+    (make, lerope.LeRoPE, "encoding must be text or a lerope.Encoding; got type"),
+    (make, lerope.LeRoPE(32), "LeRoPE must have one set of 8 bands for this model; got 16 bands"),
+    (make, lerope.LeRoPE(16, sharing="head", num_heads=2), "LeRoPE must have one set of 8 bands.*sharing='head'"),
+    (lambda: make("gemma3"), lerope.RoPE(32), "one per kind of layer"),
 ]
 
 

@@ -13,6 +13,7 @@ from lerope.model.init import init_weights
 from lerope.model.saved import load_model, save_model
 from lerope.model.spec import CLASSES, build_encoding
 from lerope.model.transformer import Transformer
+from tests.made_presets import save_preset
 
 CONFIG = ModelConfig(num_layers=2, num_heads=4, head_dim=16, vocab_size=40)
 
@@ -51,7 +52,10 @@ def test_names_and_options(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ("rop", "encoding must be rope, prope, lerope, nope, a frequencies.json or module:name of your own; got 'rop'"),
+        (
+            "rop",
+            "nope, preset:NAME, a frequencies.json or module:name of your own; got 'rop'",
+        ),
         ("rope,basis=3", "option 'basis' is unknown; rope takes base, rotary_dim, layout"),
         ("rope,base", "name=value.*got 'base'"),
         ("rope,base=1,base=2", "each once"),
@@ -60,7 +64,7 @@ def test_names_and_options(tmp_path):
         ("prope,p=2", "p must"),
         ("lerope,sharing=none", "sharing must be one of shared, layer, head, layer_head; got 'none'"),
         ("missing/frequencies.json", "does not exist"),
-        ("missing.json,base=3", "a frequencies.json takes no options"),
+        ("missing.json,base=3", "option 'base' is unknown; frozen takes head_dim"),
         ("no_such_module:Encoding", "cannot be imported: No module named 'no_such_module'"),
         ("tests.model.test_spec:Nothing", "cannot be imported: module .* has no attribute 'Nothing'"),
         ("tests.model.test_spec:CONFIG", "must name a class or function; got ModelConfig"),
@@ -68,6 +72,7 @@ def test_names_and_options(tmp_path):
         ("lerope,num_layers=3,sharing=layer", "option 'num_layers' is unknown"),
         ("tests.model.test_spec:three_layers", "must have the model's 2 layers; got 3"),
         ("frozen", "encoding 'frozen' needs frequencies"),
+        ("preset:nothing.json", "needs the train length"),
     ],
 )
 def test_bad_specs_are_one_sentence(spec, sentence):
@@ -88,6 +93,39 @@ def test_frequencies_of_another_head_size_are_refused(tmp_path):
     lerope.RoPE(32).save(tmp_path / "f.json")
     with pytest.raises(ValueError, match="must have the model's head_dim of 16; got 32"):
         build_encoding(str(tmp_path / "f.json"), CONFIG)
+
+
+def test_another_head_size_is_resampled_only_if_asked(tmp_path):
+    lerope.RoPE(32, base=77.0).save(path := tmp_path / "f.json")
+    with pytest.raises(ValueError, match=r"got 32; say .*f\.json,head_dim=resample to resample it"):
+        build_encoding(str(path), CONFIG)
+    got = build_encoding(f"{path},head_dim=resample", CONFIG)
+    torch.testing.assert_close(got.frequencies(), lerope.RoPE(16, base=77.0).frequencies(), rtol=1e-6, atol=0)
+
+
+def test_sets_for_another_number_of_heads_are_refused(tmp_path):
+    """CONFIG has 4 heads and 2 layers."""
+    for sharing in ("head", "layer_head"):
+        lerope.LeRoPE(16, sharing=sharing, num_layers=2, num_heads=2).save(path := tmp_path / f"{sharing}.json")
+        with pytest.raises(ValueError, match="must have frequencies for the model's 4 heads; got 2"):
+            build_encoding(str(path), CONFIG)
+        lerope.LeRoPE(16, sharing=sharing, num_layers=2, num_heads=4).save(path)
+        assert build_encoding(str(path), CONFIG).sharing == sharing
+
+
+def test_presets_take_the_model_s_sizes(tmp_path):
+    path = save_preset(tmp_path, 64, 256)
+    frozen = build_encoding(f"preset:{path}", CONFIG, 128)
+    assert type(frozen) is lerope.FrozenRoPE
+    assert torch.equal(frozen.frequencies(), lerope.preset(path, 16, 128).frequencies())
+    assert not torch.equal(frozen.frequencies(), build_encoding(f"preset:{path}", CONFIG, 256).frequencies())
+    warm = build_encoding(f"lerope,init=preset:{path},sharing=layer_head", CONFIG, 128)
+    assert warm.alpha.shape == (2, 4, 8)
+    torch.testing.assert_close(warm.frequencies(1)[3], frozen.frequencies(), rtol=1e-6, atol=0)
+    with pytest.raises(ValueError, match="needs the train length"):
+        build_encoding(f"lerope,init=preset:{path}", CONFIG)
+    with pytest.raises(ValueError, match="preset 'nothing' is unknown"):
+        build_encoding("preset:nothing", CONFIG, 128)
 
 
 def saved(tmp_path, spec="lerope"):

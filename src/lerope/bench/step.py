@@ -69,7 +69,8 @@ class Ours:
         loader = Loader(corpus.train, made.row_length, made.batch_rows, SEED)
         ranks = Ranks(0, 1, 1, bench.device)
         setup = Setup(device=str(bench.device))
-        self._engine = Engine(made, setup, loader, build_encoding(encoding, config), ranks, rows_at_once)
+        built = build_encoding(encoding, config, made.row_length)
+        self._engine = Engine(made, setup, loader, built, ranks, rows_at_once)
         self.kernels = self._engine.kernels()
         self._batches = loader.ahead(0, made.steps)
         self._done = 0

@@ -1,16 +1,21 @@
 """Encodings as text: what `--encoding` takes, what a run's recipe says, and what a comparison calls its methods.
 
 rope    rope,base=500000    prope,p=0.5    lerope,sharing=layer    nope
-runs/52M-lerope-42/model/frequencies.json       another run's frequencies, fixed
+runs/52M-lerope-42/model/frequencies.json       another run's frequencies, fixed; of another head size as
+runs/52M-lerope-42/model/frequencies.json,head_dim=resample
+preset:english    preset:mine.json              a preset's frequencies, fixed, for the model's head size and row length
+lerope,init=preset:english                      learned ones that start there
 my_package.encodings:Wavelet,scale=2            an encoding of your own
 """
 
 import ast
+import os
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal
 
 from lerope.core.checks import check_number, check_rotary_dim
+from lerope.core.preset import is_path
 
 Layout = Literal["half", "interleaved"]
 Parametrization = Literal["log", "linear", "direct"]
@@ -19,6 +24,9 @@ Sharing = Literal["shared", "layer", "head", "layer_head"]
 BASE = 10_000.0
 FROZEN = "frozen"
 """The method of a run whose frequencies come from a file."""
+PRESET = "preset"
+RESAMPLE = "resample"
+"""The head_dim of a file whose frequencies shall be resampled to the model's."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +44,29 @@ FAMILIES = {
     "prope": Family("p-RoPE", {"base": BASE, "p": 0.75, "layout": "half"}),
     "lerope": Family(
         "LeRoPE",
-        {"base": BASE, "parametrization": "log", "sharing": "shared", "rotary_dim": None, "layout": "half"},
+        {
+            "base": BASE,
+            "parametrization": "log",
+            "sharing": "shared",
+            "rotary_dim": None,
+            "layout": "half",
+            "init": None,
+        },
         learns=True,
     ),
-    FROZEN: Family("Frozen", {}),
+    FROZEN: Family("Frozen", {"head_dim": None}),
+    PRESET: Family("Preset", {}),
     "nope": Family("NoPE", {}),
 }
 # Options in words.
-_WORDS = {"base": "base {}", "p": "p = {}", "parametrization": "{}", "sharing": "per {}"}
+_WORDS = {
+    "base": "base {}",
+    "p": "p = {}",
+    "parametrization": "{}",
+    "sharing": "per {}",
+    "init": "from {}",
+    "head_dim": "{}d",
+}
 
 
 @dataclass(frozen=True)
@@ -55,19 +78,23 @@ class EncodingSpec:
     options: tuple[tuple[str, Any], ...] = ()
     """Those that differ from their defaults, by name."""
     path: str | None = None
-    """The frequencies.json of a frozen one."""
+    """The frequencies.json of a frozen one; the name of a preset, or its file."""
 
     @classmethod
     def parse(cls, text: str) -> "EncodingSpec":
         """Parses a text; raises if it is none of the kinds above or has an option that its family does not take."""
         name, *parts = text.split(",")
-        if name.endswith(".json"):
-            if parts:
-                raise ValueError(f"encoding {text!r}: a frequencies.json takes no options; got {','.join(parts)!r}.")
-            return cls(FROZEN, path=name)
-        if name not in FAMILIES and not all(name.partition(":")):
-            known = ", ".join(each for each in FAMILIES if each != FROZEN)
-            raise ValueError(f"encoding must be {known}, a frequencies.json or module:name of your own; got {text!r}.")
+        path = None
+        if name.startswith(f"{PRESET}:"):
+            name, _, path = name.partition(":")
+        elif is_path(name):
+            name, path = FROZEN, name
+        is_one = bool(path) if name == PRESET else name in FAMILIES or all(name.partition(":"))
+        if not is_one:
+            known = ", ".join(each for each in FAMILIES if each not in (FROZEN, PRESET))
+            raise ValueError(
+                f"encoding must be {known}, preset:NAME, a frequencies.json or module:name of your own; got {text!r}."
+            )
         options = _options(parts, text)
         if name in FAMILIES:
             usual = FAMILIES[name].options
@@ -77,37 +104,42 @@ class EncodingSpec:
                     raise ValueError(f"encoding {text!r}: option {option!r} is unknown; {name} takes {known}.")
                 if isinstance(usual[option], float):
                     check_number(f"encoding {text!r}: {option}", options[option])
+            _check_sources(options, text)
             options = {option: value for option, value in options.items() if value != usual[option]}
-        return cls(name, tuple(sorted(options.items())))
+        return cls(name, tuple(sorted(options.items())), path)
 
     @property
     def text(self) -> str:
         """Its one spelling in files."""
-        return self.method if self.path is None else self.path
+        first = self.family if self.path is None else f"{PRESET}:{self.path}" if self.family == PRESET else self.path
+        return _joined(first, self.options)
 
     @property
     def method(self) -> str:
-        """Its name in comparisons; `frozen`, wherever its frequencies come from."""
-        return ",".join([self.family, *(f"{option}={_spelled(value)}" for option, value in self.options)])
+        """Its name in comparisons; `frozen` or `preset:NAME`, wherever the file is."""
+        first = f"{PRESET}:{source_name(self.path)}" if self.family == PRESET and self.path else self.family
+        return _joined(first, tuple((option, _named(value)) for option, value in self.options))
 
     @property
     def label(self) -> str:
         """Its name in words."""
         known = FAMILIES.get(self.family)
         words = [known.label if known else self.family.rpartition(":")[2]]
-        for option, value in self.options:
+        if self.family == PRESET and self.path:
+            words = [f"{words[0]} {source_name(self.path)}"]
+        for option, value in ((option, _named(value)) for option, value in self.options):
             whole = isinstance(value, int | float) and float(value).is_integer()
-            shown = f"{int(value):,}" if whole else str(value).replace("_", " and ")
+            shown = f"{int(value):,}" if whole else str(value)
+            shown = shown.replace(":", " ") if option == "init" else shown.replace("_", " and ")
             words.append(_WORDS.get(option, f"{option} {{}}").format(shown))
         return ", ".join(words)
 
     @property
     def name(self) -> str:
         """Its name in folder names: lerope-sharinglayer, frozen-52M-lerope-42."""
-        if self.path is not None:
-            return f"{FROZEN}-{_source(PurePath(self.path))}"
-        extras = [f"{option}{_spelled(value)}" for option, value in self.options]
-        return "-".join([self.family.rpartition(":")[2], *extras])
+        extras = [f"{option}{_spelled(_named(value))}".replace(":", "-") for option, value in self.options]
+        source = [] if self.path is None else [source_name(self.path)]
+        return "-".join([self.family.rpartition(":")[2], *source, *extras])
 
     @property
     def learns(self) -> bool:
@@ -144,6 +176,26 @@ def _options(parts: list[str], text: str) -> dict[str, Any]:
     return options
 
 
+def _check_sources(options: dict[str, Any], text: str) -> None:
+    """Raises unless options that say where frequencies come from are as they must be."""
+    init, head_dim = options.get("init"), options.get("head_dim")
+    if init is not None and not (isinstance(init, str) and init.startswith(f"{PRESET}:") and init != f"{PRESET}:"):
+        raise ValueError(f"encoding {text!r}: init must be preset:NAME or preset:FILE.json; got {init!r}.")
+    if head_dim not in (None, RESAMPLE):
+        raise ValueError(f"encoding {text!r}: head_dim must be {RESAMPLE}; got {head_dim!r}.")
+
+
+def _joined(first: str, options: tuple[tuple[str, Any], ...]) -> str:
+    return ",".join([first, *(f"{option}={_spelled(value)}" for option, value in options)])
+
+
+def _named(value: Any) -> Any:
+    """The value of an option, a preset's file by its name."""
+    if isinstance(value, str) and value.startswith(f"{PRESET}:") and is_path(value):
+        return f"{PRESET}:{source_name(value.partition(':')[2])}"
+    return value
+
+
 def _spelled(value: Any) -> str:
     """A value as `_options` reads it back."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
@@ -151,6 +203,9 @@ def _spelled(value: Any) -> str:
     return str(value)
 
 
-def _source(path: PurePath) -> str:
-    """The name for a frequencies.json: that of its run, if it is in one."""
-    return path.parts[-3] if path.parts[-2:] == ("model", "frequencies.json") and len(path.parts) > 2 else path.stem
+def source_name(file: str | os.PathLike[str]) -> str:
+    """What a frequencies.json is called, after its run where it lies in one, or a preset."""
+    path = PurePath(file)
+    if path.parts[-2:] == ("model", "frequencies.json") and len(path.parts) > 2:
+        return path.parts[-3]
+    return path.stem if is_path(path.name) else path.name

@@ -5,6 +5,7 @@ max(x, 0)^2 for the scalars below, so a ladder model with squared ReLU is an Ape
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -55,7 +56,8 @@ def apertus_frequencies(encoding: Encoding, train_length: int) -> Frequencies:
         )
     own = encoding.frequencies().detach().cpu()
     still = own.new_zeros((encoding.head_dim - encoding.rotary_dim) // 2)
-    return _artifact(torch.cat((own, still)), encoding.base or DEFAULT_BASE, train_length)
+    made = _artifact(torch.cat((own, still)), encoding.base or DEFAULT_BASE, train_length)
+    return replace(made, origin=encoding.origin)
 
 
 def extended_frequencies(frequencies: Frequencies, extension: Extension) -> Frequencies:

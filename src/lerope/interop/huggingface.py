@@ -37,17 +37,22 @@ SHARED = "shared"
 _PROBE = (0, 1, 2, 3, 5, 11)
 
 
-def convert(model: "PreTrainedModel", encoding: str = "lerope") -> "PreTrainedModel":
+def convert(model: "PreTrainedModel", encoding: str | Encoding = "lerope") -> "PreTrainedModel":
     """Replaces a transformers model's rotary frequencies with learned ones, in place, and returns the model.
 
     Args:
         model: any model with one rotary module of the common pattern: Llama, Qwen3, Mistral, Gemma 3, Apertus, Phi-3,
             OLMo 2 and many more. Convert before wrapping it in PEFT, DDP or FSDP, and before building an optimizer.
         encoding: `lerope`, or `lerope,parametrization=linear` or `direct`; `frozen` for the model's own frequencies,
-            fixed; or the path of a frequencies.json, fixed.
+            fixed; or the path of a frequencies.json, fixed, of another head size with `,head_dim=resample` after it. Or
+            an encoding with one set of frequencies, learned if it is
+            a LeRoPE and fixed otherwise: for a model that is trained from scratch, because weights that were trained
+            with other frequencies expect those.
 
     Example:
         model = lerope.convert(AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B-Base"))
+        new = AutoModelForCausalLM.from_config(config)
+        lerope.convert(new, encoding=lerope.preset("english", head_dim=128, train_length=4096))
     """
     name, module = _find_rotary(model)
     config = model.config.get_text_config()
@@ -392,15 +397,27 @@ def _arrangement(module: Any, kind: str, theta: Tensor) -> tuple[Layout, bool]:
 
 
 def _encoding(
-    spec: str, kind: str, theta: Tensor, saved: dict[str, Any] | None, config: Any, layout: Layout
+    spec: str | Encoding, kind: str, theta: Tensor, saved: dict[str, Any] | None, config: Any, layout: Layout
 ) -> Encoding:
-    """The encoding that `spec` names, at the model's frequencies or where a saved folder left off."""
-    name, _, option = spec.partition(",")
+    """The encoding that `spec` names, at the model's frequencies or where a saved folder left off; or is."""
+    if not isinstance(spec, str | Encoding):
+        raise ValueError(f"encoding must be text or a lerope.Encoding; got {type(spec).__name__}.")
+    name, _, option = spec.partition(",") if isinstance(spec, str) else ("", "", "")
     head_dim = max(_head_dim(config), 2 * len(theta))
     base = _rope_parameters(config, kind).get("rope_theta")
     encoding: Encoding
-    if name.endswith(".json"):
-        encoding = _loaded(spec, kind, theta, head_dim, layout)
+    if isinstance(spec, Encoding):
+        encoding = _given(spec, type(spec).__name__, kind, theta, head_dim, layout)
+    elif name.startswith("preset:"):
+        raise ValueError(
+            f"encoding {spec!r} does not say for which train length; give encoding=lerope.preset("
+            f"{name.partition(':')[2]!r}, head_dim={2 * len(theta)}, train_length=...)."
+        )
+    elif name.endswith(".json"):
+        if option not in ("", "head_dim=resample"):
+            raise ValueError(f"encoding {spec!r} takes no option but head_dim=resample; got {option!r}.")
+        loaded = FrozenRoPE.load(name, 2 * len(theta) if option else None)
+        encoding = _given(loaded, spec, kind, theta, head_dim, layout)
     elif name not in ("lerope", "frozen") or (option and not spec.startswith("lerope,parametrization=")):
         raise ValueError(
             "encoding must be lerope, lerope,parametrization=log, linear or direct, frozen, or a frequencies.json; "
@@ -444,15 +461,24 @@ def _check_same(frequencies: Tensor, theta: Tensor, saved: dict[str, Any] | None
         )
 
 
-def _loaded(path: str, kind: str, theta: Tensor, head_dim: int, layout: Layout) -> FrozenRoPE:
-    """The fixed frequencies of a file, if they fit the model."""
+def _given(given: Encoding, name: str, kind: str, theta: Tensor, head_dim: int, layout: Layout) -> Encoding:
+    """An encoding of the user's for the model, if it fits: its frequencies, learned if it is a LeRoPE."""
     if kind != SHARED:
-        raise ValueError(f"encoding {path!r} is one set of frequencies, but the model has one per kind of layer.")
-    loaded = FrozenRoPE.load(path)
-    if loaded.sharing != "shared" or loaded.rotary_dim != 2 * len(theta):
+        raise ValueError(f"encoding {name!r} is one set of frequencies, but the model has one per kind of layer.")
+    if given.sharing != "shared" or given.rotary_dim != 2 * len(theta):
         raise ValueError(
-            f"{path} must have one set of {len(theta)} bands for this model; got {loaded.rotary_dim // 2} bands with "
-            f"sharing={loaded.sharing!r}."
+            f"{name} must have one set of {len(theta)} bands for this model; got {given.rotary_dim // 2} bands with "
+            f"sharing={given.sharing!r}."
         )
+    learns = any(p.requires_grad for p in given.parameters())
+    if learns and not isinstance(given, LeRoPE):
+        raise ValueError(f"{name} must be a LeRoPE to be learned in this model; freeze it with .freeze() if need be.")
     # Cosines and sines go to dimensions as the model pairs them, whatever the layout of the model they come from.
-    return FrozenRoPE(loaded.theta, head_dim, layout=layout)
+    values = given.frequencies().detach()
+    made: Encoding
+    if isinstance(given, LeRoPE) and learns:
+        made = LeRoPE.starting_at(values, head_dim, given.parametrization, layout=layout)
+    else:
+        made = FrozenRoPE(values, head_dim, layout=layout)
+    made.origin = given.origin
+    return made

@@ -98,7 +98,7 @@ def difference(run: PlannedRun, out: Path, found: Run, data: str | None) -> str 
             f"{found.path} has a different run: its data has another fingerprint; use another --out, or its own --data."
         )
     if run.after is not None and Path(run.spec(out)).exists():
-        frequencies = build_encoding(run.spec(out), planned.model).artifact().fingerprint()
+        frequencies = build_encoding(run.spec(out), planned.model, planned.row_length).artifact().fingerprint()
         if found.identity.initial_frequencies != frequencies:
             return f"{found.path} has a different run: its frequencies are not those of {run.after}; use another --out."
     return None

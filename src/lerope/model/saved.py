@@ -97,7 +97,7 @@ def load_model(directory: str | os.PathLike[str], encoding: str | None = None) -
         with torch.device("meta"):
             model = Transformer(saved.model, chosen)
     else:
-        model = Transformer(saved.model, build_encoding(encoding, saved.model))
+        model = Transformer(saved.model, build_encoding(encoding, saved.model, saved.train_length))
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:

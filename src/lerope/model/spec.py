@@ -5,15 +5,16 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from lerope.core.encoding import FAMILIES, FROZEN, EncodingSpec
+from lerope.core.encoding import FAMILIES, FROZEN, PRESET, RESAMPLE, EncodingSpec
 from lerope.core.ladder import ModelConfig
 from lerope.rotary.encodings import Encoding, FrozenRoPE, LeRoPE, NoPE, PRoPE, RoPE
+from lerope.rotary.preset import load_preset
 
 CLASSES: dict[str, type[Encoding]] = {"nope": NoPE, "rope": RoPE, "prope": PRoPE, "lerope": LeRoPE}
 
 
-def build_encoding(text: str, config: ModelConfig) -> Encoding:
-    """The encoding that a text names, for a model of this shape.
+def build_encoding(text: str, config: ModelConfig, train_length: int | None = None) -> Encoding:
+    """The encoding that a text names, for a model of this shape, and where it is a preset for rows of this length.
 
     An encoding of your own is `module:name[,option=value...]`: a class or function that takes head_dim, and num_layers
     and num_heads if it has parameters by these names, and returns an Encoding.
@@ -22,9 +23,14 @@ def build_encoding(text: str, config: ModelConfig) -> Encoding:
     if spec.family == FROZEN:
         if spec.path is None:
             raise ValueError("encoding 'frozen' needs frequencies; name a frequencies.json.")
-        return _fits(FrozenRoPE.load(spec.path), config, text)
+        head_dim = config.head_dim if dict(spec.options).get("head_dim") == RESAMPLE else None
+        return _fits(FrozenRoPE.load(spec.path, head_dim), config, text)
+    if spec.family == PRESET:
+        return _fits(_preset(spec.text, config, train_length), config, text)
     make = CLASSES.get(spec.family) or _imported(spec.family, text)
     given = dict(spec.options)
+    if spec.family == "lerope" and "init" in given:
+        given["init"] = _preset(given["init"], config, train_length)
     accepted = inspect.signature(make).parameters
     open_ended = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
     for option in given:
@@ -55,14 +61,23 @@ def _imported(path: str, text: str) -> Callable[..., Any]:
     return made
 
 
+def _preset(text: str, config: ModelConfig, train_length: int | None) -> FrozenRoPE:
+    if train_length is None:
+        raise ValueError(f"encoding {text!r} needs the train length of the model, which is not known here.")
+    return load_preset(text.partition(":")[2], config.head_dim, train_length)
+
+
 def _fits(encoding: Any, config: ModelConfig, text: str) -> Encoding:
     if not isinstance(encoding, Encoding):
         raise ValueError(f"{text} must return a lerope.Encoding; got {type(encoding).__name__}.")
     if encoding.head_dim != config.head_dim:
-        raise ValueError(f"{text} must have the model's head_dim of {config.head_dim}; got {encoding.head_dim}.")
+        fix = f"; say {text},head_dim={RESAMPLE} to resample it" if EncodingSpec.parse(text).family == FROZEN else ""
+        raise ValueError(f"{text} must have the model's head_dim of {config.head_dim}; got {encoding.head_dim}{fix}.")
     if encoding.num_layers not in (None, config.num_layers):
         raise ValueError(f"{text} must have the model's {config.num_layers} layers; got {encoding.num_layers}.")
-    bands = encoding.frequencies(None if encoding.num_layers is None else 0).shape[-1]
+    *heads, bands = encoding.frequencies(None if encoding.num_layers is None else 0).shape
+    if heads not in ([], [config.num_heads]):
+        raise ValueError(f"{text} must have frequencies for the model's {config.num_heads} heads; got {heads[0]}.")
     if bands != encoding.rotary_dim // 2:
         raise ValueError(f"{text} must have frequencies of {encoding.rotary_dim // 2} bands; got {bands}.")
     return encoding

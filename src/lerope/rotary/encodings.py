@@ -16,7 +16,7 @@ from lerope.core.checks import check_choice, check_count, check_rotary_dim
 from lerope.core.encoding import BASE, Layout, Parametrization, Sharing
 from lerope.core.recipe import Kernel
 from lerope.rotary import frequencies as fq
-from lerope.rotary.artifact import Frequencies, check_shape, log_scales
+from lerope.rotary.artifact import Frequencies, Origin, check_shape, log_scales
 from lerope.rotary.rotate import Rotation, as_positions, check_heads
 
 
@@ -36,6 +36,8 @@ class Encoding(nn.Module):
     parametrization: Parametrization | None = None
     sharing: Sharing = "shared"
     num_layers: int | None = None
+    origin: Origin | None = None
+    """Where its frequencies were learned, if they come from a file."""
     kernel: Kernel = "auto"
     """What rotates: the fused Triton kernel where it can run (auto), that or an error (triton), or plain torch."""
 
@@ -109,6 +111,7 @@ class Encoding(nn.Module):
         values = self._all_frequencies() if frequencies is None else frequencies
         frozen = FrozenRoPE(values, self.head_dim, self.sharing, layout=self.layout)
         frozen.base = self.base
+        frozen.origin = self.origin if frequencies is None else None
         return frozen
 
     def diagnostics(self, train_length: int | None = None, layer: int | None = None) -> fq.Diagnostics:
@@ -120,8 +123,13 @@ class Encoding(nn.Module):
         self.artifact(train_length).save(path)
 
     @torch.no_grad()
-    def artifact(self, train_length: int | None = None) -> Frequencies:
-        """What frequencies.json holds: all layers' frequencies and how they came about."""
+    def artifact(self, train_length: int | None = None, run: str | None = None) -> Frequencies:
+        """What frequencies.json holds: all layers' frequencies and how they came about.
+
+        Args:
+            train_length: tokens in a row of the model that has them.
+            run: the name of that model's run, which is where learned frequencies come from.
+        """
         values = fq.check_frequencies(self._all_frequencies()).float().cpu()
         if train_length is not None:
             check_count("train_length", train_length)
@@ -136,7 +144,15 @@ class Encoding(nn.Module):
             train_length=train_length,
             frequencies=values.tolist(),
             log_scales=scales,
+            origin=self.origin if run is None else self._learned_in(run, train_length),
         )
+
+    def _learned_in(self, run: str, train_length: int | None) -> Origin | None:
+        """Where its frequencies come from after a run: from there, if it learned them."""
+        if not any(True for _ in self.parameters()):
+            return self.origin
+        notes = [] if self.origin is None else [f"started from {self.origin.source}."]
+        return Origin(source=run, train_length=train_length, fingerprint=None, notes=notes)
 
     def extra_repr(self) -> str:
         parts = [f"head_dim={self.head_dim}"]
@@ -263,6 +279,8 @@ class LeRoPE(Encoding):
         num_layers: number of layers, where layers have frequencies of their own.
         num_heads: number of *key* heads, where heads have frequencies of their own: with grouped queries the heads of
             a group must turn like the key head they read.
+        init: an encoding, such as a preset, whose frequencies it starts from instead of RoPE's; `head_dim` and
+            `rotary_dim` are then its own unless given.
     """
 
     alpha: nn.Parameter
@@ -270,7 +288,7 @@ class LeRoPE(Encoding):
 
     def __init__(
         self,
-        head_dim: int,
+        head_dim: int | None = None,
         base: float = BASE,
         parametrization: Parametrization = "log",
         sharing: Sharing = "shared",
@@ -279,9 +297,14 @@ class LeRoPE(Encoding):
         *,
         rotary_dim: int | None = None,
         layout: Layout = "half",
+        init: Encoding | None = None,
     ) -> None:
         check_choice("parametrization", parametrization, Parametrization)
         check_choice("sharing", sharing, Sharing)
+        if isinstance(init, Encoding):
+            rotary_dim = init.rotary_dim if head_dim is None and rotary_dim is None else rotary_dim
+            head_dim = init.head_dim if head_dim is None else head_dim
+        head_dim = check_count("head_dim", head_dim)
         theta = fq.geometric(check_rotary_dim(head_dim, rotary_dim), base)
         given = {"num_layers": num_layers, "num_heads": num_heads}
         for field, value in given.items():
@@ -294,12 +317,16 @@ class LeRoPE(Encoding):
         self.sharing = sharing
         self.num_layers = num_layers if "num_layers" in fq.SIZES[sharing] else None
         self.alpha = nn.Parameter(torch.empty(*sizes, len(theta), dtype=torch.float32))
+        # Like _initial_theta no buffer, so that it is real under torch.device("meta").
+        self._start = None if init is None else _start(init, self.alpha.shape, parametrization)
+        self.origin = None if init is None else init.origin
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        assign(self.alpha, fq.alpha_for(self.theta.expand(self.alpha.shape), self.theta, self.parametrization))
+        start = self.theta if self._start is None else self._start.to(self.theta.device)
+        assign(self.alpha, fq.alpha_for(start.expand(self.alpha.shape), self.theta, self.parametrization))
 
     def frequencies(self, layer: int | None = None) -> Tensor:
         return fq.learned(self.theta, self._of_layer(self.whole(self.alpha), layer), self.parametrization)
@@ -346,6 +373,7 @@ class LeRoPE(Encoding):
         encoding = cls(saved.head_dim, saved.base, parametrization, saved.sharing, **options)
         with torch.no_grad():
             encoding.alpha.copy_(fq.alpha_for(values, fq.geometric(saved.rotary_dim, saved.base), parametrization))
+        encoding.origin = saved.origin
         return encoding
 
     def extra_repr(self) -> str:
@@ -378,12 +406,44 @@ class FrozenRoPE(Encoding):
         self.register_buffer("theta", self.theta, persistent=True)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "FrozenRoPE":
-        """The frequencies of a frequencies.json, fixed."""
+    def load(cls, path: str | os.PathLike[str], head_dim: int | None = None) -> "FrozenRoPE":
+        """The frequencies of a frequencies.json, fixed.
+
+        Args:
+            head_dim: resample them to heads of this size; as they are unless given.
+        """
         saved = Frequencies.load(path)
+        if head_dim is not None and head_dim != saved.head_dim:
+            try:
+                saved = saved.resampled(head_dim)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from None
         encoding = cls(saved.tensor(), saved.head_dim, saved.sharing, layout=saved.layout)
         encoding.base = saved.base
+        encoding.origin = saved.origin
         return encoding
+
+    def learnable(self, parametrization: Parametrization = "log") -> LeRoPE:
+        """A LeRoPE that starts here and learns from here on, to a rounding of float32."""
+        sizes = dict(zip(fq.SIZES[self.sharing], self.theta.shape, strict=False))
+        base = BASE if self.base is None else self.base
+        options: dict[str, Any] = {"rotary_dim": self.rotary_dim, "layout": self.layout, "init": self, **sizes}
+        return LeRoPE(self.head_dim, base, parametrization, self.sharing, **options)
+
+
+def _start(init: Encoding, shape: torch.Size, parametrization: Parametrization) -> Tensor:
+    """The frequencies that a LeRoPE with alpha of this shape starts from."""
+    if not isinstance(init, Encoding):
+        raise ValueError(f"init must be an encoding, such as lerope.preset(...); got {type(init).__name__}.")
+    start = init._all_frequencies().detach().to("cpu", torch.float32, copy=True)
+    if start.shape not in (shape, shape[-1:]):
+        raise ValueError(f"init must have one set of {shape[-1]} bands, or as many as this; got {tuple(start.shape)}.")
+    if parametrization != "direct" and not bool((start > 0).all()):
+        raise ValueError(
+            f"init must have positive frequencies to be learned as scales; got {start.min()}, which "
+            "parametrization='direct' takes."
+        )
+    return start
 
 
 def assign(parameter: Any, value: Tensor) -> None:

@@ -90,7 +90,7 @@ def train(
         corpus = Corpus(data, verify="sizes")
         rows = (recipe.row_length, recipe.batch_rows)
         loader = Loader(corpus.train, *rows, recipe.seed, ranks.rank, ranks.num_ranks)
-        encoding = build_encoding(recipe.encoding, recipe.model)
+        encoding = build_encoding(recipe.encoding, recipe.model, recipe.row_length)
         choose(setup.kernel, frequencies=encoding.theta.to(ranks.device))
         return corpus, encoding, loader, _micro_batch_rows(recipe, setup, ranks)
 
@@ -120,6 +120,9 @@ def train(
         clock.mark("model")
         _say(ranks, describe(recipe, corpus, ranks, micro_batch_rows, setup))
         _say(ranks, f"kernels  {engine.kernels()}")
+        if (origin := encoding.origin) is not None:
+            for note in origin.notes:
+                _say(ranks, f"   note  {origin.source}: {note}")
         with _explained(engine, run):
             return _carry_out(engine, corpus, run, hooks, clock)
 
@@ -158,7 +161,7 @@ def _carry_out(engine: Engine, corpus: Corpus, run: RunDirectory, own_hooks: Seq
         _say(ranks, f"stopped at step {loop.step:,} with a checkpoint; continue with:\n  {resume_command()}")
         return Outcome(run.path, loop.step, False, loss, signals.received or signal.SIGTERM)
     weights = engine.weights()
-    frequencies = engine.model.encoding.artifact(recipe.row_length)
+    frequencies = engine.model.encoding.artifact(recipe.row_length, run.path.resolve().name)
 
     def finish() -> str:
         save_model(run.model, recipe.model, weights, frequencies, corpus.tokenizer_path)
