@@ -24,6 +24,7 @@ COMMANDS = {
     "report": ("lerope.cli.report", "one page, every figure and every table"),
     "sweep": ("lerope.cli.sweep", "search for a rung's learning rate"),
     "ladder": ("lerope.cli.ladder", "run a study: one of the paper's, or your own"),
+    "presets": ("lerope.cli.presets", "frequencies that were learned once, for your own models"),
     "export": ("lerope.cli.export", "write a run for transformers and serving engines"),
     "verify": ("lerope.cli.verify", "whether engines reproduce an exported model"),
     "bench": ("lerope.cli.bench", "how fast this machine trains, against its ceilings and peers"),
@@ -74,8 +75,11 @@ def _run(name: str, args: list[str]) -> None:
         raise ValueError(f"command must be one of {', '.join(COMMANDS)}; got {name!r}.")
     import tyro
 
-    command = importlib.import_module(COMMANDS[name][0]).COMMAND
+    module = importlib.import_module(COMMANDS[name][0])
+    command, usual = module.COMMAND, getattr(module, "USUAL", None)
     if isinstance(command, dict):
+        if usual is not None and (not args or (args[0].startswith("--") and args[0] != "--help")):
+            args = [usual, *args]
         tyro.extras.subcommand_cli_from_dict(command, prog=f"lerope {name}", args=args)
     else:
         tyro.cli(command, prog=f"lerope {name}", args=args)

@@ -106,6 +106,7 @@ _FAMILIES = {
     "prope": Look("p-RoPE", ORANGE, "s", "--"),
     "lerope": Look("LeRoPE", VERMILLION, "^", (0, (5, 1, 1, 1))),
     "frozen": Look("Frozen", GREEN, "D", (0, (3, 1, 1, 1, 1, 1))),
+    "preset": Look("Preset", SKY, "X", (0, (6, 2, 2, 2))),
     "nope": Look("NoPE", PURPLE, "v", ":"),
 }
 _VARIANTS: tuple[tuple[str, Any], ...] = (
@@ -138,7 +139,8 @@ def look(method: str, others: Iterable[str] = ()) -> Look:
 
 
 def order(methods: Iterable[str]) -> list[str]:
-    """Methods as figures and tables list them: RoPE and its variants, p-RoPE's, LeRoPE's, frozen ones, NoPE, others."""
+    """Methods as figures and tables list them: RoPE and its variants, p-RoPE's, LeRoPE's, frozen ones and presets, NoPE,
+    others."""
     return sorted(dict.fromkeys(methods), key=place)
 
 
@@ -212,13 +214,17 @@ def thousands(axis: Any) -> None:
 def save(figure: Any, folder: Path, name: str) -> list[Path]:
     """Writes a figure as PDF, SVG and PNG; the same figure gives the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = []
+    return [save_as(figure, folder / f"{name}.{ending}") for ending in FORMATS]
+
+
+def save_as(figure: Any, file: Path) -> Path:
+    """Writes a figure in the format that the file's name ends with."""
+    ending = file.suffix.removeprefix(".")
+    if ending not in FORMATS:
+        raise ValueError(f"a figure's file must end with one of .{', .'.join(FORMATS)}; got {file}.")
     with _matplotlib().rc_context(_SETTINGS):
-        for ending in FORMATS:
-            file = folder / f"{name}.{ending}"
-            figure.savefig(file, dpi=_RESOLUTION, metadata=_METADATA[ending])
-            files.append(file)
-    return files
+        figure.savefig(file, dpi=_RESOLUTION, metadata=_METADATA[ending])
+    return file
 
 
 def _matplotlib() -> Any:
