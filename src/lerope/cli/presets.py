@@ -61,7 +61,10 @@ def show(
     preset = read_preset(name)
     resampled = None
     if head_dim is not None or train_length is not None:
-        resampled = preset.resample(head_dim or preset.head_dim, train_length or preset.profiles[0].train_length)
+        resampled = preset.resample(
+            preset.head_dim if head_dim is None else head_dim,
+            preset.profiles[0].train_length if train_length is None else train_length,
+        )
     if out is not None:
         from lerope.report.figures.preset import draw
         from lerope.report.style import save_as

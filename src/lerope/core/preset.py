@@ -99,20 +99,21 @@ class Preset:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", self.name):
-            raise ValueError(f"name must be letters, digits, - and _; got {self.name!r}")
+            raise ValueError(f"name must be letters, digits, - and _; got {self.name!r}.")
         check_count("version", self.version)
         if check_number("base", self.base) <= 1:
-            raise ValueError(f"base must be larger than 1; got {self.base!r}")
+            raise ValueError(f"base must be larger than 1; got {self.base!r}.")
         num_bands = check_rotary_dim(self.head_dim, None) // 2
         lengths = [check_count("train_length", profile.train_length) for profile in self.profiles]
         if not lengths or lengths != sorted(set(lengths)):
-            raise ValueError(f"profiles must be one or more, at train lengths that rise; got {lengths}")
+            raise ValueError(f"profiles must be one or more, at train lengths that rise; got {lengths}.")
         for profile in self.profiles:
             for field, values in (("log_scales", profile.log_scales), ("spread", profile.spread)):
                 if values is not None and (len(values) != num_bands or not all(map(math.isfinite, values))):
-                    raise ValueError(f"{field} must be {num_bands} finite numbers at train length {lengths[0]}")
+                    where = f"at train length {profile.train_length}"
+                    raise ValueError(f"{field} must be {num_bands} finite numbers {where}; got {str(values)[:60]}.")
             if profile.dominant_wavelength is not None and not profile.dominant_wavelength > 0:
-                raise ValueError(f"dominant_wavelength must be positive; got {profile.dominant_wavelength}")
+                raise ValueError(f"dominant_wavelength must be positive; got {profile.dominant_wavelength}.")
 
     def fingerprint(self) -> str:
         """A hash of every field."""

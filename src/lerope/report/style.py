@@ -139,8 +139,7 @@ def look(method: str, others: Iterable[str] = ()) -> Look:
 
 
 def order(methods: Iterable[str]) -> list[str]:
-    """Methods as figures and tables list them: RoPE and its variants, p-RoPE's, LeRoPE's, frozen ones and presets, NoPE,
-    others."""
+    """Methods as figures and tables list them: RoPE and variants, p-RoPE's, LeRoPE's, frozen, presets, NoPE, others."""
     return sorted(dict.fromkeys(methods), key=place)
 
 
