@@ -51,6 +51,7 @@ bench: $(READY)  ## CPU speed of rotations and of data preparation against peers
 
 figures: $(READY)  ## the pictures in docs/
 	@$(BIN)/python docs/figures/wavelengths.py
+	@$(BIN)/python docs/figures/presets.py
 
 clean:          ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

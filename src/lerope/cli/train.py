@@ -79,7 +79,8 @@ def train(
         rung: demo, 19M, 52M, 217M, 608M, 1.34B or 2.52B.
         data: a folder that `lerope data prepare` wrote.
         encoding: nope, rope, prope or lerope, with options as in rope,base=500000 or lerope,sharing=layer; a
-            frequencies.json, whose frequencies stay fixed; or your own module:name.
+            frequencies.json, whose frequencies stay fixed; preset:NAME or preset:FILE.json, the same from a preset, and
+            lerope,init=preset:NAME to learn from there; or your own module:name.
         seed: sets initial weights and the order of documents.
         out: the run directory; by default runs/RUNG-ENCODING-SEED.
     """
