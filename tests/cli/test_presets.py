@@ -12,7 +12,17 @@ from lerope.core.preset import Gain, read_preset
 from tests.made_presets import made_preset, save_preset
 from tests.scaling.test_presets import write_learned, write_pairs
 
-GAIN = Gain(train_length=2048, rung="52M", seeds=[45], held_out=True, gain=0.0123, method="preset:mine", captured=0.636)
+GAIN = Gain(
+    text=["my-text/"],
+    train_length=2048,
+    head_dim=64,
+    rung="52M",
+    seeds=[45],
+    held_out=True,
+    gain=0.0123,
+    method="preset:mine",
+    captured=0.636,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +61,8 @@ def test_the_list(capsys, package):
     assert lines[0].startswith("mine  ████")
     assert lines[0].endswith("▁▁▁  English text.")
     assert lines[1] == (
-        "  52M at 2,048, seed 45 held out: learned frequencies gain 0.0123 nats, preset:mine keeps 63.6% of it"
+        "  52M, train length 2,048, head_dim 64, my-text/, seed 45, held out: learned frequencies gain 0.0123 nats, "
+        "preset:mine keeps 63.6% of it"
     )
     assert lines[3] == "  its gain is not measured"
     found = json.loads(call(capsys, "--json"))

@@ -66,7 +66,7 @@ def test_means_and_spreads_by_train_length(tmp_path):
     assert (preset.text, preset.data, preset.gains) == (["my-text/"], "d" * 64, [])
     assert preset.good_for == "Models trained from scratch on text like my-text/, in rows of about 500, 2,000 tokens."
     assert sum("no dominant band is known" in note for note in made.notes) == 2
-    assert sum("no gain is measured" in note for note in made.notes) == 2
+    assert made.notes[-1].startswith("its gain is not measured; name evaluated runs of rope")
     preset.save(tmp_path / "mine.json")
     assert read_preset(tmp_path / "mine.json") == preset
 
@@ -120,23 +120,32 @@ def test_what_it_is_worth(tmp_path):
     paths = write_pairs(tmp_path, (42, 43), {"rope": 3.0, "lerope": 2.99, "fixed": 2.994}, "a/frequencies.json")
     made = make_preset(paths, "mine")
     (gain,) = made.preset.gains
-    assert (gain.train_length, gain.rung, gain.seeds, gain.held_out) == (1000, "52M", [42, 43], False)
+    assert (gain.train_length, gain.head_dim, gain.rung, gain.text) == (1000, 64, "52M", ["my-text/"])
+    assert (gain.seeds, gain.held_out) == ([42, 43], False)
     assert gain.method == "frozen"
     assert gain.gain == pytest.approx(0.01, abs=1e-6)
     assert gain.captured == pytest.approx(0.6, abs=1e-4)
     assert made.preset.profiles[0].seeds == [42, 43]
 
 
-def test_held_out_seeds_say_what_it_is_worth_and_nothing_else(tmp_path):
-    paths = write_pairs(tmp_path, (42, 43), {"rope": 3.0, "lerope": 2.98, "fixed": 2.99}, "preset:mine")
-    other = np.array(made_log_scales(32, 1000)) + 1
-    write_learned(tmp_path / "lerope-43", 43, other.tolist(), losses=2.98)
-    made = make_preset(paths, "mine", held_out=(43,))
-    (gain,) = made.preset.gains
-    assert (gain.seeds, gain.held_out, gain.method) == ([43], True, "preset:mine")
-    assert gain.captured == pytest.approx(0.5, abs=1e-4)
-    assert made.preset.profiles[0].seeds == [42]
-    np.testing.assert_allclose(made.preset.profiles[0].log_scales, made_log_scales(32, 1000), rtol=0, atol=2e-8)
+def test_held_out_runs_say_what_it_is_worth_and_nothing_else(tmp_path):
+    """Another seed, another train length and another text, each a gain of its own; none changes a profile."""
+    own = write_pairs(tmp_path / "own", (42,), {"rope": 3.0, "lerope": 2.99})
+    losses = {"rope": 3.0, "lerope": 2.98, "fixed": 2.99}
+    others = write_pairs(tmp_path / "seed", (43, 44), losses, "preset:a/mine.json")
+    for changes in ({"data": "e" * 64}, {"recipe": {"row_length": 500, "batch_tokens": 1000}}):
+        folder = tmp_path / f"other-{len(others)}"
+        for encoding, loss in (("rope", 3.0), ("lerope", 2.96), ("preset:mine", 2.97)):
+            others.append(write_run(folder / encoding, encoding, 42, loss, **changes))
+    preset = make_preset(own, "mine", held_out=others).preset
+    assert [(gain.train_length, gain.seeds, gain.held_out, gain.method) for gain in preset.gains] == [
+        (1000, [42], False, None),
+        (1000, [43, 44], True, "preset:mine"),
+        (1000, [42], True, "preset:mine"),
+        (500, [42], True, "preset:mine"),
+    ]
+    assert [gain.captured for gain in preset.gains[1:]] == pytest.approx([0.5, 0.75, 0.75], abs=1e-4)
+    assert preset.profiles == make_preset(own, "mine").preset.profiles
 
 
 def test_a_gain_without_fixed_runs(tmp_path):
@@ -187,9 +196,11 @@ def test_what_makes_no_preset_is_one_sentence(tmp_path, other, sentence):
 
 
 def test_runs_without_a_profile(tmp_path):
-    for paths, held_out in (([], ()), ([write_run(tmp_path / "r")], ()), ([write_learned(tmp_path / "a")], (42,))):
+    for paths in ([], [write_run(tmp_path / "r")]):
         with pytest.raises(ValueError, match="name at least one finished run of --encoding lerope"):
-            make_preset(paths, "mine", held_out=held_out)
+            make_preset(paths, "mine", held_out=[write_learned(tmp_path / "a")])
+    with pytest.raises(ValueError, match="a is held out and among the runs of the preset; name it once"):
+        make_preset([tmp_path / "a"], "mine", held_out=[tmp_path / "a"])
     with pytest.raises(ValueError, match="encoding must have one set of frequencies for whole heads"):
         make_preset([write_learned(tmp_path / "l", encoding="lerope,sharing=layer")], "mine")
     with pytest.raises(ValueError, match="name must be letters"):

@@ -89,7 +89,7 @@ def make(
     name: str,
     out: Path = Path("."),
     good_for: Annotated[str | None, arg(metavar="SENTENCE", help_behavior_hint="")] = None,
-    held_out: Annotated[tuple[int, ...], arg(metavar="SEED...", help_behavior_hint="")] = (),
+    held_out: Annotated[tuple[Path, ...], arg(metavar="RUN...", help_behavior_hint="")] = (),
     json_: Annotated[bool, arg(name="json")] = False,
 ) -> None:
     """Make a preset from finished runs: the mean of what LeRoPE runs learned, at each train length.
@@ -102,7 +102,8 @@ def make(
         name: What to call it; the file is OUT/NAME.json, and one that is there gets the next version.
         out: The folder to write to.
         good_for: What it is good for, in one sentence.
-        held_out: Seeds whose runs say what it is worth, and do not go into it.
+        held_out: Runs that say what it is worth and do not go into it, of rope, lerope and the preset before: other
+            seeds, row lengths, head sizes or texts.
         json_: Print what the file says, and notes.
     """
     from lerope.scaling.presets import make_preset
@@ -136,14 +137,17 @@ def _show_provenance(console: Console, preset: Preset) -> None:
 
 def _show_worth(console: Console, preset: Preset) -> None:
     for gain in preset.gains:
-        console.print(f"  {_worth(gain)}")
+        console.print(f"  {escape(_worth(gain))}")
     if not preset.gains:
         console.print("  its gain is not measured")
 
 
 def _worth(gain: Gain) -> str:
     seeds = f"seed{'s' * (len(gain.seeds) > 1)} {', '.join(map(str, gain.seeds))}"
-    where = f"{gain.rung} at {gain.train_length:,}, {seeds}{' held out' if gain.held_out else ' of its own'}"
+    where = (
+        f"{gain.rung}, train length {gain.train_length:,}, head_dim {gain.head_dim}, {', '.join(gain.text)}, {seeds}"
+    )
+    where += ", held out" if gain.held_out else ", its own runs"
     kept = "what fixed ones keep is not measured"
     if gain.captured is not None:
         kept = f"{gain.method} keeps {gain.captured:.1%} of it"

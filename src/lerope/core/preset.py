@@ -46,11 +46,13 @@ class Profile:
 class Gain:
     """What it is worth, in one setting."""
 
+    text: list[str]
     train_length: int
+    head_dim: int
     rung: str
     seeds: list[int]
     held_out: bool
-    """Whether none of these seeds went into the profiles."""
+    """Whether none of these runs went into the profiles."""
     gain: float
     """Nats per token by which LeRoPE is below RoPE."""
     method: str | None

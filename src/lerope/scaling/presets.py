@@ -1,7 +1,6 @@
 """A preset from runs: what their frequencies have in common, by train length, and what that is worth."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,29 +25,31 @@ class Made:
     notes: list[str]
 
 
-def make_preset(
-    paths: Paths, name: str, good_for: str | None = None, held_out: Sequence[int] = (), version: int = 1
-) -> Made:
+def make_preset(paths: Paths, name: str, good_for: str | None = None, held_out: Paths = (), version: int = 1) -> Made:
     """A preset of finished runs.
 
     Args:
         paths: of LeRoPE runs, which make the profiles, one for each train length. Runs of RoPE, and of fixed
-            frequencies, with `lerope eval`'s results in all of them, say what it is worth.
+            frequencies, with `lerope eval`'s results in all of them, say what it is worth where it was learned.
         name: what to call it.
         good_for: one sentence; made from the text's name and the train lengths unless given.
-        held_out: seeds whose runs say what it is worth, and nothing else.
+        held_out: runs of the same kinds that say what it is worth elsewhere, and nothing else: other seeds, train
+            lengths, head sizes or texts.
         version: of presets of this name.
     """
-    runs = [finished_run(path) for path in paths]
-    for run in runs:
+    runs, others = ([finished_run(path) for path in some] for some in (paths, held_out))
+    for run in (*runs, *others):
         if run.recipe.spec.family not in ("lerope", "rope", FROZEN, PRESET):
             raise ValueError(
                 "encoding must be lerope, of which a preset is made, or rope, frozen or preset:NAME, by which its gain "
                 f"is measured; {run.path} has {run.recipe.encoding!r}."
             )
-    learned = [run for run in runs if run.recipe.spec.family == "lerope" and run.recipe.seed not in held_out]
+    learned = [run for run in runs if run.recipe.spec.family == "lerope"]
     if not learned:
-        raise ValueError("name at least one finished run of --encoding lerope whose seed is not held out.")
+        raise ValueError("name at least one finished run of --encoding lerope that is not held out.")
+    for run in others:
+        if run.digest in {own.digest for own in runs}:
+            raise ValueError(f"{run.path} is held out and among the runs of the preset; name it once.")
     _check_alike(runs, learned)
     by_length: dict[int, list[Run]] = {}
     for run in sorted(learned, key=lambda run: run.recipe.row_length):
@@ -64,7 +65,9 @@ def make_preset(
         for profile in profiles
         if profile.dominant_wavelength is None
     ]
-    gains = [gain for length in by_length for gain in _gains(runs, length, name, held_out, notes)]
+    gains = [*_gains(runs, name, False, notes), *_gains(others, name, True, notes)]
+    if not gains:
+        notes.append("its gain is not measured; name evaluated runs of rope and lerope with the same seeds.")
     first, start = learned[0], learned[0].starts[-1]
     text, lengths = ", ".join(start.sources) or "the same text", ", ".join(f"{length:,}" for length in by_length)
     preset = Preset(
@@ -171,49 +174,50 @@ def _dominant_wavelength(run: Run) -> float | None:
     return bands.dominant_wavelength if bands.stands_out else None
 
 
-def _gains(runs: list[Run], length: int, name: str, held_out: Sequence[int], notes: list[str]) -> list[Gain]:
-    """What LeRoPE gains over RoPE at a train length, rung by rung, and what fixed frequencies keep of it."""
-    here = [
-        run
-        for run in runs
-        if run.recipe.row_length == length
-        and (not held_out or run.recipe.seed in held_out)
-        and (run.path / RESULTS / "eval.json").is_file()
-    ]
-    methods = {run.path: run.recipe.spec.method for run in here}
-    bases = [run.recipe.spec.base for run in here if run.recipe.spec.family == "lerope"]
-    baseline = EncodingSpec.parse(f"rope,base={bases[0]}").method if bases else "rope"
-    fixed = next((m for m in (EncodingSpec.parse(f"{PRESET}:{name}").method, FROZEN) if m in methods.values()), None)
+def _gains(runs: list[Run], name: str, held_out: bool, notes: list[str]) -> list[Gain]:
+    """What LeRoPE gains over RoPE, setting by setting, and what fixed frequencies keep of it."""
+    settings: dict[tuple[str, int, int, str], list[Run]] = {}
+    for run in runs:
+        if (run.path / RESULTS / "eval.json").is_file():
+            recipe = run.recipe
+            key = (run.identity.data, recipe.row_length, recipe.model.head_dim, recipe.rung)
+            settings.setdefault(key, []).append(run)
     found: list[Gain] = []
-    for rung in dict.fromkeys(run.recipe.rung for run in here):
-        some = [run for run in here if run.recipe.rung == rung]
-        learned = next((methods[run.path] for run in some if run.recipe.spec.family == "lerope"), None)
-        counted = [run for run in some if methods[run.path] in (baseline, learned, fixed)]
-        if learned is None or all(methods[run.path] != baseline for run in some):
-            continue
+    for (_, length, head_dim, rung), some in settings.items():
         try:
-            compared = compare([run.path for run in counted], baseline, learned)
+            gain = _gain(some, name, held_out)
         except ValueError as error:
-            notes.append(f"train length {length:,}, {rung}: no gain, because {error}")
-            continue
-        share = next((gain for gain in compared.gains if gain["method"] == fixed), None)
-        effect = next(effect for effect in compared.effects if effect["method"] == learned)
-        kept = [baseline, learned, *([fixed] if share else [])]
-        used = [{run.recipe.seed for run in counted if methods[run.path] == method} for method in kept]
-        seeds = sorted(set.intersection(*used))
-        found.append(
-            Gain(
-                train_length=length,
-                rung=rung,
-                seeds=seeds,
-                held_out=bool(held_out),
-                gain=share["baseline_loss"] - share["reference_loss"] if share else -effect["difference"],
-                method=fixed if share else None,
-                captured=share["loss"] if share else None,
-            )
-        )
-    if not found:
-        notes.append(
-            f"train length {length:,}: no gain is measured; name evaluated runs of rope and lerope with the same seeds."
-        )
+            notes.append(f"{rung}, train length {length:,}, head_dim {head_dim}: no gain, because {error}")
+        else:
+            found += [] if gain is None else [gain]
     return found
+
+
+def _gain(runs: list[Run], name: str, held_out: bool) -> Gain | None:
+    """The gain in one setting; None without runs of RoPE and LeRoPE."""
+    seeds: dict[str, set[int]] = {}
+    for run in runs:
+        seeds.setdefault(run.recipe.spec.method, set()).add(run.recipe.seed)
+    first = next((run for run in runs if run.recipe.spec.family == "lerope"), None)
+    if first is None:
+        return None
+    learned, rope = first.recipe.spec.method, EncodingSpec.parse(f"rope,base={_base(first)}").method
+    fixed = next((method for method in (f"{PRESET}:{name}", FROZEN) if method in seeds), None)
+    if rope not in seeds:
+        return None
+    counted = [run.path for run in runs if run.recipe.spec.method in (rope, learned, fixed)]
+    compared = compare(counted, rope, learned)
+    share = next((gain for gain in compared.gains if gain["method"] == fixed), None)
+    effect = next(effect for effect in compared.effects if effect["method"] == learned)
+    common = seeds[rope] & seeds[learned] & (seeds[fixed] if share and fixed else seeds[rope])
+    return Gain(
+        text=first.starts[-1].sources,
+        train_length=first.recipe.row_length,
+        head_dim=first.recipe.model.head_dim,
+        rung=first.recipe.rung,
+        seeds=sorted(common),
+        held_out=held_out,
+        gain=share["baseline_loss"] - share["reference_loss"] if share else -effect["difference"],
+        method=fixed if share else None,
+        captured=share["loss"] if share else None,
+    )
