@@ -68,6 +68,8 @@ def test_learned_frequencies_come_from_their_run(path):
     assert learned == Origin(source="52M-lerope-42", train_length=2048, fingerprint=None, notes=[])
     warm = lerope.LeRoPE(init=lerope.preset(path, 64, 2048))
     assert warm.artifact(2048, "mine").origin.notes == ["started from preset:mine."]
+    # It may have learned since, and nobody said where.
+    assert warm.artifact(2048).origin is warm.freeze().origin is None
     frozen = lerope.preset(path, 64, 2048)
     assert frozen.artifact(2048, "52M-preset-mine-42").origin == frozen.origin
     assert lerope.RoPE(64).artifact(2048, "52M-rope-42").origin is None

@@ -37,7 +37,7 @@ class Encoding(nn.Module):
     sharing: Sharing = "shared"
     num_layers: int | None = None
     origin: Origin | None = None
-    """Where its frequencies were learned, if they come from a file."""
+    """Where the frequencies that it has, or started from, were learned, if they come from a file."""
     kernel: Kernel = "auto"
     """What rotates: the fused Triton kernel where it can run (auto), that or an error (triton), or plain torch."""
 
@@ -111,7 +111,7 @@ class Encoding(nn.Module):
         values = self._all_frequencies() if frequencies is None else frequencies
         frozen = FrozenRoPE(values, self.head_dim, self.sharing, layout=self.layout)
         frozen.base = self.base
-        frozen.origin = self.origin if frequencies is None else None
+        frozen.origin = self._learned_in(None, None) if frequencies is None else None
         return frozen
 
     def diagnostics(self, train_length: int | None = None, layer: int | None = None) -> fq.Diagnostics:
@@ -144,13 +144,15 @@ class Encoding(nn.Module):
             train_length=train_length,
             frequencies=values.tolist(),
             log_scales=scales,
-            origin=self.origin if run is None else self._learned_in(run, train_length),
+            origin=self._learned_in(run, train_length),
         )
 
-    def _learned_in(self, run: str, train_length: int | None) -> Origin | None:
-        """Where its frequencies come from after a run: from there, if it learned them."""
+    def _learned_in(self, run: str | None, train_length: int | None) -> Origin | None:
+        """Where its frequencies, as they are now, were learned; None if nobody said."""
         if not any(True for _ in self.parameters()):
             return self.origin
+        if run is None:
+            return None
         notes = [] if self.origin is None else [f"started from {self.origin.source}."]
         return Origin(source=run, train_length=train_length, fingerprint=None, notes=notes)
 
