@@ -105,7 +105,7 @@ def test_what_learns_and_where_it_starts():
         ("prope,p=nan", ["p must be a finite number"]),
         ("f.json,base=3", ["'base'", "takes head_dim"]),
         ("f.json,head_dim=32", ["head_dim must be resample; got 32"]),
-        ("preset:mine,base=3", ["'base'", "takes none"]),
+        ("preset:mine,base=3", ["'base'", "takes horizon"]),
         ("preset:", ["'preset:'", "preset:NAME"]),
         ("preset", ["'preset'", "preset:NAME"]),
         ("lerope,init=mine", ["init must be preset:NAME", "'mine'"]),

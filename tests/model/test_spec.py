@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lerope
-from lerope.core.encoding import FAMILIES
+from lerope.core.encoding import FAMILIES, POSITIONS
 from lerope.core.ladder import ModelConfig
 from lerope.model.init import init_weights
 from lerope.model.saved import load_model, save_model
@@ -85,7 +85,8 @@ def test_the_grammar_knows_every_option_and_its_usual_value():
         parameters = inspect.signature(made).parameters
         sizes = ("head_dim", "num_layers", "num_heads")
         usual = {option: each.default for option, each in parameters.items() if option not in sizes}
-        assert FAMILIES[name].options == usual
+        positions = {} if name == "nope" else POSITIONS
+        assert FAMILIES[name].options == {**usual, **positions}
         assert FAMILIES[name].learns == bool(list(made(16).parameters()))
 
 

@@ -199,7 +199,7 @@ def test_only_runs_with_a_dominant_band_of_one_set_count_in_the_ratio(bundle, tm
     assert {row[0]: row[-1] for row in table.rows if "paper" not in row[0] and "ours" not in row[0]} == {
         "19M-lerope-42": "no: no band stands out",
         "52M-lerope-42": "yes",
-        "own": "no: own to each layer",
+        "own": "no: per layer",
     }
     assert cell(table, ("ours, mean of 1 runs",), "wavelength / L") == pytest.approx(
         runs[1].result(Bands).dominant_wavelength / LENGTH

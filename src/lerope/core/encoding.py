@@ -5,6 +5,8 @@ runs/52M-lerope-42/model/frequencies.json       another run's frequencies, fixed
 runs/52M-lerope-42/model/frequencies.json,head_dim=resample
 preset:english    preset:mine.json              a preset's frequencies, fixed, for the model's head size and row length
 lerope,init=preset:english                      learned ones that start there
+lerope,horizon=8192    rope,horizon=8192,horizon_share=0.25
+                                                trained on positions that skip, up to the horizon, in a share of rows
 my_package.encodings:Wavelet,scale=2            an encoding of your own
 """
 
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal
 
-from lerope.core.checks import check_number, check_rotary_dim
+from lerope.core.checks import check_count, check_number, check_rotary_dim
 from lerope.core.preset import is_path
 
 Layout = Literal["half", "interleaved"]
@@ -39,9 +41,11 @@ class Family:
     learns: bool = False
 
 
+POSITIONS: dict[str, Any] = {"horizon": None, "horizon_share": 0.5}
+"""Options of any encoding that turns, about the positions it is trained on and not about its frequencies."""
 FAMILIES = {
-    "rope": Family("RoPE", {"base": BASE, "rotary_dim": None, "layout": "half"}),
-    "prope": Family("p-RoPE", {"base": BASE, "p": 0.75, "layout": "half"}),
+    "rope": Family("RoPE", {"base": BASE, "rotary_dim": None, "layout": "half", **POSITIONS}),
+    "prope": Family("p-RoPE", {"base": BASE, "p": 0.75, "layout": "half", **POSITIONS}),
     "lerope": Family(
         "LeRoPE",
         {
@@ -51,11 +55,12 @@ FAMILIES = {
             "rotary_dim": None,
             "layout": "half",
             "init": None,
+            **POSITIONS,
         },
         learns=True,
     ),
-    FROZEN: Family("Frozen", {"head_dim": None}),
-    PRESET: Family("Preset", {}),
+    FROZEN: Family("Frozen", {"head_dim": None, **POSITIONS}),
+    PRESET: Family("Preset", POSITIONS),
     "nope": Family("NoPE", {}),
 }
 # Options in words.
@@ -66,6 +71,8 @@ _WORDS = {
     "sharing": "per {}",
     "init": "from {}",
     "head_dim": "{}d",
+    "horizon": "positions to {}",
+    "horizon_share": "in {} of rows",
 }
 
 
@@ -96,6 +103,7 @@ class EncodingSpec:
                 f"encoding must be {known}, preset:NAME, a frequencies.json or module:name of your own; got {text!r}."
             )
         options = _options(parts, text)
+        _check_horizon(options, text)
         if name in FAMILIES:
             usual = FAMILIES[name].options
             for option in options:
@@ -153,6 +161,17 @@ class EncodingSpec:
             return None
         return float(dict(self.options).get("base", BASE))
 
+    @property
+    def horizon(self) -> int | None:
+        """Training positions skip up to here; None where they do not skip."""
+        found: int | None = dict(self.options).get("horizon")
+        return found
+
+    @property
+    def horizon_share(self) -> float:
+        """In this share of rows."""
+        return float(dict(self.options).get("horizon_share", POSITIONS["horizon_share"]))
+
     def frequencies(self, head_dim: int) -> list[float] | None:
         """RoPE's frequencies at this base, band by band in radians per token; None without a base."""
         if self.base is None:
@@ -183,6 +202,17 @@ def _check_sources(options: dict[str, Any], text: str) -> None:
         raise ValueError(f"encoding {text!r}: init must be preset:NAME or preset:FILE.json; got {init!r}.")
     if head_dim not in (None, RESAMPLE):
         raise ValueError(f"encoding {text!r}: head_dim must be {RESAMPLE}; got {head_dim!r}.")
+
+
+def _check_horizon(options: dict[str, Any], text: str) -> None:
+    """Raises unless positions can skip as options say."""
+    if options.get("horizon") is not None:
+        check_count(f"encoding {text!r}: horizon", options["horizon"])
+    elif "horizon_share" in options:
+        raise ValueError(f"encoding {text!r}: horizon_share needs a horizon; say how far positions skip.")
+    if not 0 < options.get("horizon_share", 1) <= 1:
+        share = options["horizon_share"]
+        raise ValueError(f"encoding {text!r}: horizon_share must be above 0 and at most 1; got {share!r}.")
 
 
 def _joined(first: str, options: tuple[tuple[str, Any], ...]) -> str:

@@ -77,6 +77,11 @@ class Recipe:
             raise ValueError(
                 f"batch_tokens must hold whole rows of {self.row_length:,} tokens; got {self.batch_tokens:,}."
             )
+        if self.spec.horizon is not None and self.spec.horizon < self.row_length:
+            raise ValueError(
+                f"encoding {self.encoding!r}: horizon must be at least row_length = {self.row_length:,}; got "
+                f"{self.spec.horizon:,}."
+            )
         if not 0 <= self.warmup_steps < self.steps:
             raise ValueError(f"warmup_steps must be in [0, steps = {self.steps:,}); got {self.warmup_steps:,}.")
 

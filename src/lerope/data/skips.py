@@ -41,8 +41,8 @@ class Skips:
         moved = np.array([0, *sorted(int(draw * (total + 1)) for draw in draws[: cuts - 1]), total])
         places = sorted(1 + int(draw * (count - 1)) for draw in draws[_CUTS - 1 :][:cuts])
         index = np.arange(count)
-        positions = index + moved[np.searchsorted(places, index, side="right")]
-        return positions.astype(np.int32)
+        found: npt.NDArray[np.int32] = (index + moved[np.searchsorted(places, index, side="right")]).astype(np.int32)
+        return found
 
     def _random(self, row: int, document: int, count: int) -> list[float]:
         """Numbers in [0, 1)."""

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from lerope.core.encoding import FAMILIES, FROZEN, PRESET, RESAMPLE, EncodingSpec
+from lerope.core.encoding import FAMILIES, FROZEN, POSITIONS, PRESET, RESAMPLE, EncodingSpec
 from lerope.core.ladder import ModelConfig
 from lerope.rotary.encodings import Encoding, FrozenRoPE, LeRoPE, NoPE, PRoPE, RoPE
 from lerope.rotary.preset import load_preset
@@ -26,9 +26,9 @@ def build_encoding(text: str, config: ModelConfig, train_length: int | None = No
         head_dim = config.head_dim if dict(spec.options).get("head_dim") == RESAMPLE else None
         return _fits(FrozenRoPE.load(spec.path, head_dim), config, text)
     if spec.family == PRESET:
-        return _fits(_preset(spec.text, config, train_length), config, text)
+        return _fits(_preset(f"{PRESET}:{spec.path}", config, train_length), config, text)
     make = CLASSES.get(spec.family) or _imported(spec.family, text)
-    given = dict(spec.options)
+    given = {option: value for option, value in spec.options if option not in POSITIONS}
     if spec.family == "lerope" and "init" in given:
         given["init"] = _preset(given["init"], config, train_length)
     accepted = inspect.signature(make).parameters

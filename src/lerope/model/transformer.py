@@ -113,6 +113,8 @@ class Transformer(nn.Module):
         self.head = Head(config.width, config.vocab_size)
         self.recompute = False
         """Activation checkpointing: keep only the inputs of blocks for the backward pass and compute the rest again."""
+        self.horizon: int | None = None
+        """Positions lie below this, or below the length of rows; more where they skip."""
         self.z_weight = 0.0
         """Times the squared logsumexp of a token's logits, what training adds to its loss."""
         self.use_kernel(encoding.kernel)
@@ -140,8 +142,8 @@ class Transformer(nn.Module):
 
         Args:
             tokens: (rows, length).
-            positions: (rows, length), starting at 0 in every document and so less than the length; counted along the
-                row unless given.
+            positions: (rows, length), starting at 0 in every document and so less than the length, or than `horizon`
+                where they skip; counted along the row unless given.
             document_ids: (rows, length), equal where tokens share a document, or a mask made from them beforehand; one
                 document per row unless given.
             targets: (rows, length), the next tokens; negative ones do not count.
@@ -176,7 +178,8 @@ class Transformer(nn.Module):
             length = tokens.shape[1]
             if positions is None:
                 positions = torch.arange(length, device=tokens.device)
-            rotations = self._rotations(positions, 0 if centres is None else centres, length)
+            reach = max(length, self.horizon or 0)
+            rotations = self._rotations(positions, 0 if centres is None else centres, reach)
         x = self.embedding(tokens)
         x = x.to(compute_dtype(x))
         for block, rotation in zip(self.blocks, rotations, strict=True):

@@ -33,7 +33,7 @@ def left_out_of_ratio(bands: Bands) -> str | None:
     if spec is None or spec.family != "lerope":
         return "frequencies are not learned"
     if (sharing := dict(spec.options).get("sharing")) is not None:
-        return f"own to each {sharing.replace('_', ' and ')}"
+        return f"per {sharing.replace('_', ' and ')}"
     return None if bands.stands_out else "no band stands out"
 
 

@@ -85,6 +85,7 @@ class Engine:
         self._replica = build(recipe.model, encoding, recipe.seed, setup, ranks)
         self.model = self._replica.model
         self.model.z_weight = recipe.z_loss
+        self.model.horizon = recipe.spec.horizon
         # Python code in your own encoding would run once, when recorded, and never again.
         own = type(encoding).__module__.partition(".")[0] != "lerope"
         self._captures = captures(setup, ranks) and not (own and setup.graph == "auto")

@@ -20,6 +20,7 @@ from lerope.core.signals import Signals
 from lerope.core.terminal import Display, readable
 from lerope.data.loader import Loader
 from lerope.data.shards import Corpus
+from lerope.data.skips import Skips
 from lerope.model import accounting, attention, gpus
 from lerope.model.saved import save_model
 from lerope.model.spec import build_encoding
@@ -89,7 +90,9 @@ def train(
         captures(setup, ranks)
         corpus = Corpus(data, verify="sizes")
         rows = (recipe.row_length, recipe.batch_rows)
-        loader = Loader(corpus.train, *rows, recipe.seed, ranks.rank, ranks.num_ranks)
+        spec = recipe.spec
+        skips = None if spec.horizon is None else Skips(spec.horizon, spec.horizon_share, recipe.seed)
+        loader = Loader(corpus.train, *rows, recipe.seed, ranks.rank, ranks.num_ranks, skips)
         encoding = build_encoding(recipe.encoding, recipe.model, recipe.row_length)
         choose(setup.kernel, frequencies=encoding.theta.to(ranks.device))
         return corpus, encoding, loader, _micro_batch_rows(recipe, setup, ranks)
@@ -161,7 +164,7 @@ def _carry_out(engine: Engine, corpus: Corpus, run: RunDirectory, own_hooks: Seq
         _say(ranks, f"stopped at step {loop.step:,} with a checkpoint; continue with:\n  {resume_command()}")
         return Outcome(run.path, loop.step, False, loss, signals.received or signal.SIGTERM)
     weights = engine.weights()
-    frequencies = engine.model.encoding.artifact(recipe.row_length, run.path.resolve().name)
+    frequencies = engine.model.encoding.artifact(recipe.row_length, recipe.name)
 
     def finish() -> str:
         save_model(run.model, recipe.model, weights, frequencies, corpus.tokenizer_path)
