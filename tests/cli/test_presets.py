@@ -48,7 +48,7 @@ def refused(capsys, *args):
 
 def test_without_any(capsys):
     assert call(capsys) == (
-        "This package has no presets yet. Make one from runs of your own: lerope presets make RUN... --name NAME\n"
+        "This package has no presets yet. Make one from your own runs: lerope presets make RUN... --name NAME\n"
     )
     assert json.loads(call(capsys, "--json")) == []
 

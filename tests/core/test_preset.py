@@ -23,7 +23,9 @@ def test_a_file_comes_back(tmp_path):
 def test_a_name_is_looked_up_in_the_package(tmp_path, monkeypatch):
     monkeypatch.setattr(presets, "FOLDER", tmp_path / "presets")
     assert preset_names() == []
-    with pytest.raises(ValueError, match="preset 'mine' is unknown; the package has none yet, and one of your own"):
+    with pytest.raises(
+        ValueError, match="preset 'mine' is unknown; the package has none yet, and your own are named by path"
+    ):
         read_preset("mine")
     save_preset(tmp_path / "presets")
     assert preset_names() == ["mine"]

@@ -32,7 +32,7 @@ def list_(*, json_: Annotated[bool, arg(name="json")] = False) -> None:
         return
     console = _console()
     if not found:
-        console.print(f"This package has no presets yet. Make one from runs of your own: {escape(MAKE)}")
+        console.print(f"This package has no presets yet. Make one from your own runs: {escape(MAKE)}")
         return
     for preset in found:
         console.print(f"{preset.name}  {sparkline(preset.profiles[0].log_scales)}  {escape(preset.good_for)}")

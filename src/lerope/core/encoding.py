@@ -234,7 +234,7 @@ def _spelled(value: Any) -> str:
 
 
 def source_name(file: str | os.PathLike[str]) -> str:
-    """What a frequencies.json is called, after its run where it lies in one, or a preset."""
+    """The name for a frequencies.json, that of its run if it is in one, or for a preset."""
     path = PurePath(file)
     if path.parts[-2:] == ("model", "frequencies.json") and len(path.parts) > 2:
         return path.parts[-3]

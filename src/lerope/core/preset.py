@@ -71,7 +71,7 @@ class Resampled:
     notes: list[str]
     """What was done to it, in sentences."""
     is_extrapolated: bool
-    """Whether the train length lies beyond those it was learned at."""
+    """Whether the train length is outside those it was learned at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +171,7 @@ def read_preset(name: str | os.PathLike[str]) -> Preset:
     known = preset_names()
     if text not in known:
         there = f"those of the package are {', '.join(known)}" if known else "the package has none yet"
-        raise ValueError(f"preset {text!r} is unknown; {there}, and one of your own is named by its path, mine.json.")
+        raise ValueError(f"preset {text!r} is unknown; {there}, and your own are named by path, as in mine.json.")
     return read_signed(FOLDER / f"{text}.json", Preset, "install lerope again")
 
 

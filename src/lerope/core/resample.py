@@ -8,9 +8,9 @@ drawing y straight is then the same thing, RoPE stays RoPE exactly, and y rises 
 nowhere else. Past the slowest band alpha stays what it was there.
 
 **Another train length** moves the curve's points: what turns 32 times or more in the shorter of the two lengths keeps
-its frequency, what turns once or less keeps its turns in the train length, and what lies between is stretched evenly.
+its frequency, what turns once or less keeps its turns in the train length, and what is between is stretched evenly.
 The limits are those between which NTK-by-parts goes over from one to the other. The same move is made along x (which
-band) and along y (how fast), so that RoPE stays RoPE, a profile that falls goes on falling, and going back undoes it.
+band) and along y (how fast), so that RoPE stays RoPE, a profile that falls still falls, and the way back undoes it.
 """
 
 import math

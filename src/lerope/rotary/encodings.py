@@ -282,7 +282,7 @@ class LeRoPE(Encoding):
         num_heads: number of *key* heads, where heads have frequencies of their own: with grouped queries the heads of
             a group must turn like the key head they read.
         init: an encoding, such as a preset, whose frequencies it starts from instead of RoPE's; `head_dim` and
-            `rotary_dim` are then its own unless given.
+            `rotary_dim` then default to its own.
     """
 
     alpha: nn.Parameter
@@ -412,7 +412,7 @@ class FrozenRoPE(Encoding):
         """The frequencies of a frequencies.json, fixed.
 
         Args:
-            head_dim: resample them to heads of this size; as they are unless given.
+            head_dim: resample them to heads of this size; by default they stay as they are.
         """
         saved = Frequencies.load(path)
         if head_dim is not None and head_dim != saved.head_dim:

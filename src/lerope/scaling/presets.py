@@ -32,7 +32,7 @@ def make_preset(paths: Paths, name: str, good_for: str | None = None, held_out: 
         paths: of LeRoPE runs, which make the profiles, one for each train length. Runs of RoPE, and of fixed
             frequencies, with `lerope eval`'s results in all of them, say what it is worth where it was learned.
         name: what to call it.
-        good_for: one sentence; made from the text's name and the train lengths unless given.
+        good_for: one sentence; by default, from the text's name and the train lengths.
         held_out: runs of the same kinds that say what it is worth elsewhere, and nothing else: other seeds, train
             lengths, head sizes or texts.
         version: of presets of this name.
