@@ -51,6 +51,17 @@ def test_a_planted_optimum_in_the_fewest_runs(tmp_path):
     assert {trial["run"] for trial in found.trials} >= {"rope/lr-17", "lerope/lr-16"}
 
 
+def test_one_encoding_is_searched_once_however_it_is_spelled(tmp_path):
+    with pytest.raises(ValueError, match=r"each once; got \['rope', 'rope'\]"):
+        sweep(tmp_path, {}, ["rope", "rope,base=10000"], 17, Planted(), print)
+    objective = Planted()
+    found = sweep(tmp_path, {}, ["rope,base=1e4", "lerope,sharing=shared"], 17, objective, lambda line: None)
+    assert [best["encoding"] for best in found.optima] == ["rope", "lerope"]
+    objective.asked.clear()
+    assert sweep(tmp_path, {}, ["rope", "lerope"], 17, objective, lambda line: None).trials == found.trials
+    assert objective.asked == []
+
+
 def test_started_again_it_repeats_nothing(tmp_path):
     settings = {"rung": "demo"}
     first = sweep(tmp_path, settings, ["rope"], 17, Planted(), lambda line: None)

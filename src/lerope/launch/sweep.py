@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from lerope.core.encoding import EncodingSpec
 from lerope.core.files import differences
 from lerope.core.ladder import ModelConfig, rung, total_parameters
 from lerope.core.locks import locked
@@ -41,8 +42,9 @@ def sweep(
         objective: trains.
         say: prints a line for each run.
     """
+    encodings = [EncodingSpec.parse(encoding).text for encoding in encodings]
     if len(set(encodings)) < len(encodings) or not encodings:
-        raise ValueError(f"encodings must be one or more distinct ones; got {list(encodings)}.")
+        raise ValueError(f"encodings must be one or more distinct ones; got {encodings}.")
     with locked(out):
         state = _open(out, settings)
         for encoding in encodings:
