@@ -2,14 +2,18 @@
 
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
 
 from lerope.cli.main import main
+from lerope.core.ladder import LADDER
 from lerope.core.run import read_run
 from lerope.launch.recipes import STUDIES
-from lerope.results import Evaluation
+from lerope.results import Evaluation, Sweep
+from lerope.train.parallel import usual_precision
 from tests.data.corpora import write_corpus
+from tests.train.runs import TINY, tiny_corpus
 
 # Steps, tokens and compute of one run of each rung, from the ladder's formulas.
 STEPS = {"52M": 7_880, "217M": 33_040, "608M": 92_760, "1.34B": 204_320, "2.52B": 385_000}
@@ -77,6 +81,39 @@ def test_commands_for_a_cluster(capsys):
     assert source < needs
     spaced = called(capsys, "ladder", "base", "--data", "my data", "--print").splitlines()[0]
     assert shlex.split(spaced)[4] == "my data"
+
+
+def test_filler_reaches_needles_and_is_refused_where_there_are_none(capsys):
+    lines = called(capsys, "ladder", "needle", "--data", "d", "--filler", "my essays/", "--print").splitlines()
+    needles = [command for line in lines for command in line.split(" && ") if command.startswith("lerope needle")]
+    assert len(needles) == 6
+    assert all(shlex.split(command)[-2:] == ["--filler", "my essays/"] for command in needles)
+    error = called(capsys, "ladder", "base", "--data", "d", "--filler", "essays/", "--print", code=2)
+    assert "filler" in error
+    assert "base" in error
+
+
+def test_a_sweep_trains_what_the_study_trains(capsys, tmp_path, monkeypatch):
+    """The study's usual rows in this machine's precision; every run then has the rate that was found."""
+    monkeypatch.setitem(LADDER, "demo", TINY)
+    carried_out = []
+    monkeypatch.setattr("lerope.launch.local.carry_out", lambda study, *rest: carried_out.append(study) or {})
+    out = tmp_path / "out"
+    study = ("ladder", "lengths", "--demo", "--steps", 2, "--out", out, "--data", tiny_corpus(tmp_path / "data"))
+    assert "sweeps/demo/sweep.json does not exist" in called(capsys, *study, "--sweep", "--print", code=2)
+    assert "searching the learning rate" in called(capsys, *study, "--sweep")
+    swept = [read_run(path.parent).recipe for path in sorted((out / "sweeps").rglob("run.json"))]
+    assert len(swept) >= 3
+    best = Sweep.load(out / "sweeps" / "demo" / "sweep.json").optima[0]["learning_rate"]
+    (carried,) = carried_out
+    recipes = [run.recipe(out) for run in carried.runs]
+    assert [recipe.row_length for recipe in recipes] == [256, 512, 1024]
+    assert {recipe.learning_rate for recipe in recipes} == {best}
+    searched = {"encoding": "rope", "learning_rate": best, "frequency_learning_rate": best}
+    precision = usual_precision("auto")
+    assert {replace(each, **searched) for each in swept} == {replace(recipes[0], precision=precision, **searched)}
+    lines = called(capsys, *study, "--sweep", "--print").splitlines()
+    assert all(f"--learning-rate {best}" in line for line in lines)
 
 
 @pytest.mark.slow

@@ -50,7 +50,8 @@ def ladder(
         steps: steps of every run; with --demo, those of the largest rung.
         sweep: First search for each rung's learning rate, with RoPE, in OUT/sweeps; rungs above 608M follow from the
             others. By default, the paper's learning rates are used.
-        filler: text to hide needles in, instead of Python's documentation, which a prompt of 32k tokens repeats.
+        filler: for studies with needles, text to hide them in, instead of Python's documentation, which a prompt of
+            32k tokens repeats.
         at_once: how many runs at once; by default one per GPU, or one on a CPU.
         status: Show how far the runs are, and start nothing.
         print_: Print the commands, one line per run in an order in which they can run, and start nothing.
@@ -67,6 +68,8 @@ def ladder(
     chosen = sized(study_named(study), demo, steps)
     out = out or Path("studies") / (f"{chosen.name}-demo" if demo else chosen.name)
     if filler is not None:
+        if not any(command == "needle" for run in chosen.runs for command, *_ in run.measure):
+            raise ValueError(f"filler is for studies that hide needles; {chosen.name} has none: leave --filler out.")
         chosen = with_options(chosen, "needle", "--filler", filler)
     if sweep and (status or print_):
         chosen = with_learning_rates(chosen, known_rates(chosen, out))

@@ -54,11 +54,19 @@ def known_rates(study: Study, out: Path) -> dict[str, float]:
 
 
 def _smallest_first(study: Study) -> list[tuple[str, PlannedRun]]:
-    """Rungs, each with its longest run."""
-    longest: dict[str, PlannedRun] = {}
-    for run in sorted(study.runs, key=lambda run: run.recipe(Path()).steps):
-        longest[run.rung] = run
-    return sorted(longest.items(), key=lambda pair: total_parameters(rung(pair[0])))
+    """Rungs, each with the run to search with: the longest, and of equal ones that with the shortest rows.
+
+    Those are the usual rows; a study of longer ones takes the rate of the usual ones, as the paper does.
+    """
+    first: dict[str, PlannedRun] = {}
+    for run in sorted(study.runs, key=_longest_with_shortest_rows):
+        first.setdefault(run.rung, run)
+    return sorted(first.items(), key=lambda pair: total_parameters(rung(pair[0])))
+
+
+def _longest_with_shortest_rows(run: PlannedRun) -> tuple[int, int]:
+    recipe = run.recipe(Path())
+    return -recipe.steps, recipe.row_length
 
 
 def _rates(study: Study, found: Sequence[Sweep]) -> dict[str, float]:

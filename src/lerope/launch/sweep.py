@@ -73,15 +73,17 @@ def training(
         data: a folder that `lerope data prepare` wrote.
         seed: of every run.
         changes: fields of the recipe that differ from the paper's; not the learning rate.
-        setup: how this machine trains.
+        setup: how this machine trains; its device decides the precision, as in `lerope train`, unless given.
     """
     import torch
 
     from lerope.train.job import train
+    from lerope.train.parallel import usual_precision
     from lerope.train.trainer import Diverged
 
     if "learning_rate" in changes:
         raise ValueError("learning_rate is what a sweep searches for; omit it, or give --start.")
+    changes = {"precision": usual_precision(setup.device), **changes}
     searched = {"encoding", "learning_rate", "frequency_learning_rate"} - changes.keys()
     fixed = asdict(recipe(name, seed=seed, **changes))
     settings = {
