@@ -237,6 +237,9 @@ def test_without_a_validation_split_documents_are_held_out_up_to_the_limit(known
         (["hf:c4", "hf:starcoder"], [], 10_000_000),
         (["hf:c4", "essays/"], [], None),
         (["hf:somebody/c4"], [], None),
+        (["hf:allenai/c4"], ["hf:allenai/c4:en:validation"], 10_000_000),
+        (["hf:allenai/c4:realnewslike"], ["hf:allenai/c4:realnewslike:validation"], 10_000_000),
+        (["hf:bigcode/starcoderdata"], [], 10_000_000),
     ],
 )
 def test_what_validation_is_unless_someone_says(sources, validation, limit):

@@ -265,7 +265,7 @@ def test_few_batches_are_under_way(small_tokenizer):
         nonlocal taken
         for _ in range(100):
             taken += 1
-            yield workers.Batch(["some text"], "train", 0, 0, 1, 0)
+            yield workers.Batch(["some text"], [None], "train", 0, 0, 1, 0)
 
     encoded = workers.encode_batches(batches(), str(small_tokenizer), 400, 0.0, 1)
     next(encoded)

@@ -15,8 +15,8 @@ class Dataset(NamedTuple):
     data_dir: str | None = None
     field: str = "text"
     split: str = "train"
-    code: bool = False
-    """Whether it is source code."""
+    code: bool | None = None
+    """Whether it is source code; None if its content is to tell."""
     validation: str | None = None
     """Its validation split."""
 
@@ -28,7 +28,7 @@ VALIDATION_TOKENS = 10_000_000
 1.03 billion tokens. With all of C4's validation split it would be 77 %.
 """
 _KNOWN = {
-    "c4": Dataset("allenai/c4", config="en", validation="validation"),
+    "c4": Dataset("allenai/c4", config="en", code=False, validation="validation"),
     "starcoder": Dataset("bigcode/starcoderdata", data_dir="python", field="content", code=True),
 }
 
@@ -37,14 +37,14 @@ def parse(source: str) -> Dataset:
     """NAME[:CONFIG[:SPLIT]]; for StarCoder, CONFIG is the programming language."""
     name, _, rest = source.partition(":")
     config, _, split = rest.partition(":")
-    known = _KNOWN.get(name, Dataset(name))
+    known = _known(name) or Dataset(name)
     changes: dict[str, Any] = {"data_dir" if known.data_dir else "config": config, "split": split}
     return known._replace(**{name: value for name, value in changes.items() if value})
 
 
 def is_known(source: str) -> bool:
-    """Whether a dataset is listed above."""
-    return source.partition(":")[0] in _KNOWN
+    """Whether a dataset is listed above, be it by its short name or its full one."""
+    return _known(source.partition(":")[0]) is not None
 
 
 def own_validation(source: str) -> str | None:
@@ -92,6 +92,10 @@ def read_dataset(source: str, start: int, field: str, skip_invalid: bool) -> Ite
         if field not in row:
             raise missing_field(field, row, where)
         yield Record(documents(row[field], field, where, skip_invalid), number, 0)
+
+
+def _known(name: str) -> Dataset | None:
+    return _KNOWN.get(name) or next((dataset for dataset in _KNOWN.values() if dataset.name == name), None)
 
 
 def _reason(error: Exception) -> str:

@@ -26,7 +26,7 @@ from lerope.data.shards import (
     token_dtype,
     unigram_entropy,
 )
-from lerope.data.sources import Part, code_share, default_validation, find_parts, parts_digest, read_part, sample
+from lerope.data.sources import Part, default_validation, find_parts, parts_digest, read_part, sample
 from lerope.data.tokenizer import VOCAB_SIZE, Tokenizer
 from lerope.data.tokenizer_training import check_sources, check_vocab_size, train_in_child
 from lerope.data.workers import Batch, Encoded, WorkerDied, encode_batches
@@ -119,7 +119,7 @@ def prepare(
             progress.save(directory)
             model = _make_tokenizer(directory, progress, tokenizer, training, signals, display)
             splits = _encode(directory, progress, model, parts, num_workers or _num_cores(), signals, display)
-            return _finish(directory, progress, model, splits, code_share(training))
+            return _finish(directory, progress, model, splits)
 
 
 def _fraction(validation_fraction: float | None, validation: Sequence[str]) -> float:
@@ -226,22 +226,25 @@ def _encode(
 def _batches(parts: Parts, first: int, record: int) -> Iterator[Batch]:
     """Documents from a position on, about 1 MB at a time; batch boundaries do not depend on that position."""
     texts: list[str] = []
+    codes: list[bool | None] = []
     num_invalid = size = 0
     before = sum(part.size or 0 for part, _ in parts[:first])
     for index in range(first, len(parts)):
         part, split = parts[index]
         for read in read_part(part, record):
             texts += read.texts
+            codes += [part.code] * len(read.texts)
             num_invalid += not read.texts
             size += sum(map(len, read.texts)) + _RECORD_CHARACTERS
             if size >= _BATCH_CHARACTERS:
-                yield Batch(texts, split, index, read.stop, len(texts) + num_invalid, before + read.num_bytes_read)
-                texts, num_invalid, size = [], 0, 0
+                total = len(texts) + num_invalid
+                yield Batch(texts, codes, split, index, read.stop, total, before + read.num_bytes_read)
+                texts, codes, num_invalid, size = [], [], 0, 0
         before += part.size or 0
         record = 0
         if size and (index + 1 == len(parts) or parts[index + 1][1] != split):
-            yield Batch(texts, split, index + 1, 0, len(texts) + num_invalid, before)
-            texts, num_invalid, size = [], 0, 0
+            yield Batch(texts, codes, split, index + 1, 0, len(texts) + num_invalid, before)
+            texts, codes, num_invalid, size = [], [], 0, 0
 
 
 def _limit(progress: Progress, split: SplitName) -> int | None:
@@ -265,12 +268,13 @@ def _count(progress: Progress, batch: Batch, splits: dict[SplitName, Encoded], k
         progress.num_documents[split] += len(done.lengths)
         progress.num_tokens[split] += len(done.tokens)
         progress.num_bytes[split] += int(done.num_bytes.sum())
+        progress.num_code_bytes[split] += int(done.num_bytes[done.code].sum())
     progress.num_skipped += batch.num_documents - sum(len(done.lengths) for done in splits.values())
     progress.part, progress.record, progress.num_bytes_read = batch.part, batch.record, batch.num_bytes_read
 
 
 def _finish(
-    directory: Path, progress: Progress, tokenizer: Tokenizer, shards: dict[SplitName, list[Shard]], code: float
+    directory: Path, progress: Progress, tokenizer: Tokenizer, shards: dict[SplitName, list[Shard]]
 ) -> Manifest:
     """Writes the manifest, which completes the corpus."""
     settings = progress.settings
@@ -297,7 +301,7 @@ def _finish(
         eos=tokenizer.eos,
         tokenizer_sha256=tokenizer.sha256,
         num_skipped=progress.num_skipped,
-        code_share=code,
+        code_share=progress.num_code_bytes["train"] / progress.num_bytes["train"],
         splits={
             split: SplitManifest(
                 num_documents=progress.num_documents[split],

@@ -31,6 +31,8 @@ class Progress:
     num_documents: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     num_tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     num_bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    num_code_bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    """Those of source code."""
     shards: dict[str, list[list[int]]] = field(default_factory=lambda: {split: [] for split in SPLITS})
     """What the writers' `state` method returned."""
 

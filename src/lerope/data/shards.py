@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from lerope.core.files import parse_object, read_signed, sha256_of, write_signed, write_whole
 from lerope.core.run import TOKENIZER
+from lerope.data.hub import parse
 
 Tokens = npt.NDArray[np.integer[Any]]
 SplitName = Literal["train", "validation"]
@@ -83,7 +84,7 @@ class Manifest:
     num_skipped: int
     """Documents skipped because they were empty or, if requested, not valid UTF-8."""
     code_share: float
-    """The share of source code in the training split's sources, by bytes."""
+    """The share of source code in the training split, by bytes of its text."""
     splits: dict[str, SplitManifest]
     settings: dict[str, Any] = field(default_factory=dict)
     """All other settings of `lerope data prepare`, by which it recognises the same request."""
@@ -120,8 +121,15 @@ def _upgrade(content: Any) -> None:
     """The first version did not record the share of code, and had no limits."""
     if isinstance(content, dict) and content.get("version") == 1:
         sources = content.get("sources")
-        is_code = isinstance(sources, list) and bool(sources) and all(source == "python:" for source in sources)
+        is_code = isinstance(sources, list) and bool(sources) and all(map(_is_code, sources))
         content.update(version=_VERSION, code_share=float(is_code))
+
+
+def _is_code(source: Any) -> bool:
+    """Whether a source is known to be nothing but code by what the user called it."""
+    if not isinstance(source, str):
+        return False
+    return source == "python:" or source.endswith(".py") or (source.startswith("hf:") and bool(parse(source[3:]).code))
 
 
 class SplitWriter:

@@ -2,7 +2,8 @@
 
 * a file or a folder of .txt .md .py .jsonl .jsonl.gz .jsonl.xz .jsonl.zst .parquet,
 * `python:`, the Python sources of the running interpreter,
-* `hf:NAME[:CONFIG[:SPLIT]]`, a Hugging Face dataset (`hf:c4` and `hf:starcoder` are known by these names).
+* `hf:NAME[:CONFIG[:SPLIT]]`, a Hugging Face dataset (`hf:c4` and `hf:starcoder` are known by these names and by
+  their full ones, `hf:allenai/c4` and `hf:bigcode/starcoderdata`).
 """
 
 import hashlib
@@ -32,6 +33,8 @@ class Part(NamedTuple):
     skip_invalid: bool
     size: int | None
     """Bytes on disk; None if unknown."""
+    code: bool | None
+    """Whether it is source code; None if its content is to tell."""
 
 
 def find_parts(source: str, text_field: str | None = None, skip_invalid: bool = False) -> list[Part]:
@@ -43,8 +46,8 @@ def find_parts(source: str, text_field: str | None = None, skip_invalid: bool = 
         skip_invalid: skip documents that are not valid UTF-8 instead of raising.
     """
     if source.startswith("hf:"):
-        field = text_field or hub.parse(source[3:]).field
-        return [Part(source, source, field, skip_invalid, None)]
+        dataset = hub.parse(source[3:])
+        return [Part(source, source, text_field or dataset.field, skip_invalid, None, dataset.code)]
     field = text_field or "text"
     if source == "python:":
         library = Path(sysconfig.get_path("stdlib"))
@@ -88,15 +91,6 @@ def read_part(part: Part, start: int = 0) -> Iterator[Record]:
     return read(path, start, part.field, part.skip_invalid)
 
 
-def code_share(parts: Iterable[Part]) -> float:
-    """The share of source code in some parts, by bytes: Python files and datasets known to contain code."""
-    sizes = {True: 0, False: 0}
-    for part in parts:
-        is_code = hub.parse(part.location[3:]).code if part.location.startswith("hf:") else part.name.endswith(".py")
-        sizes[is_code] += part.size or 1
-    return sizes[True] / max(sum(sizes.values()), 1)
-
-
 def parts_digest(parts: Iterable[Part]) -> str:
     """A hash of names and sizes, to detect that a source has changed."""
     hasher = hashlib.sha256()
@@ -132,7 +126,8 @@ def sample(parts: list[Part], max_bytes: int) -> Iterator[str]:
 
 
 def _part(path: Path, root: Path, field: str, skip_invalid: bool) -> Part:
-    return Part(path.relative_to(root).as_posix(), str(path), field, skip_invalid, path.stat().st_size)
+    name, size = path.relative_to(root).as_posix(), path.stat().st_size
+    return Part(name, str(path), field, skip_invalid, size, path.suffix == ".py" if path.suffix in _TEXT else None)
 
 
 def _files(root: Path, without: set[str]) -> Iterator[Path]:

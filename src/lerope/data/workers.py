@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lerope.data.code import are_code
 from lerope.data.shards import SPLITS, SplitName, Tokens
 from lerope.data.tokenizer import Tokenizer
 
@@ -28,6 +29,8 @@ class Batch(NamedTuple):
     """Some documents in order, and where reading continues after them."""
 
     texts: list[str]
+    codes: list[bool | None]
+    """Whether each is source code; None if its content is to tell."""
     split: SplitName | None
     """None: by the hash of each text."""
     part: int
@@ -46,12 +49,15 @@ class Encoded(NamedTuple):
     lengths: npt.NDArray[np.int64]
     num_bytes: npt.NDArray[np.int64]
     """Of each document's text."""
+    code: npt.NDArray[np.bool_]
+    """Whether each document is source code."""
 
     def first(self, num_tokens: int) -> "Encoded":
         """The documents up to the one that reaches this many tokens; all if there are fewer."""
         ends = np.cumsum(self.lengths)
         count = int(np.searchsorted(ends, num_tokens)) + 1 if num_tokens > 0 else 0
-        return Encoded(self.tokens[: self.lengths[:count].sum()], self.lengths[:count], self.num_bytes[:count])
+        tokens = self.tokens[: self.lengths[:count].sum()]
+        return Encoded(tokens, self.lengths[:count], self.num_bytes[:count], self.code[:count])
 
 
 class WorkerDied(Exception):  # noqa: N818 (what happened, like KeyboardInterrupt)
@@ -80,7 +86,8 @@ def encode_batches(
     try:
         for batch in _up_to_problem(batches, problems):
             with _without_interrupts():
-                under_way.append((batch._replace(texts=[]), pool.submit(_encode, batch.texts, batch.split)))
+                future = pool.submit(_encode, batch.texts, batch.codes, batch.split)
+                under_way.append((batch._replace(texts=[], codes=[]), future))
             if len(under_way) >= 2 * num_workers + 2:
                 yield _done(*under_way.popleft())
         while under_way:
@@ -170,16 +177,18 @@ def _begin(tokenizer: str, vocab_size: int, validation_fraction: float) -> None:
     _tokenizer, _validation_fraction = Tokenizer(tokenizer, vocab_size), validation_fraction
 
 
-def _encode(texts: list[str], split: SplitName | None) -> dict[SplitName, Encoded]:
-    chosen: dict[SplitName, list[str]] = {name: [] for name in SPLITS}
-    for text in texts:
+def _encode(texts: list[str], codes: list[bool | None], split: SplitName | None) -> dict[SplitName, Encoded]:
+    chosen: dict[SplitName, list[tuple[str, bool]]] = {name: [] for name in SPLITS}
+    for text, code in zip(texts, are_code(texts, codes), strict=True):
         if text and not text.isspace():
-            chosen[split or split_of(text, _validation_fraction)].append(text)
+            chosen[split or split_of(text, _validation_fraction)].append((text, code))
     encoded = {}
     for name, documents in chosen.items():
-        arrays = _tokenizer.encode(documents)
+        arrays = _tokenizer.encode([text for text, _ in documents])
         if arrays:
             lengths = np.array([len(array) for array in arrays], np.int64)
-            num_bytes = np.array([len(text.encode()) for text in documents], np.int64)
-            encoded[name] = Encoded(np.concatenate(arrays), lengths, num_bytes)
+            num_bytes = np.array([len(text.encode()) for text, _ in documents], np.int64)
+            encoded[name] = Encoded(
+                np.concatenate(arrays), lengths, num_bytes, np.array([code for _, code in documents])
+            )
     return encoded
