@@ -336,6 +336,26 @@ def test_a_rung_trained_for_several_numbers_of_steps_counts_as_several(tmp_path)
         compare([paths[0], paths[3]])
 
 
+def test_rungs_by_steps_may_differ_in_methods_but_for_the_baseline(tmp_path):
+    """As in the study of seeds made small: four methods at one size, two of them at the other."""
+    cells = {("rope", 100): 3.2, ("rope,base=500000", 100): 3.15, ("lerope", 100): 3.1}
+    cells |= {("rope", 400): 2.9, ("lerope", 400): 2.85}
+    paths = [
+        write_run(tmp_path / f"{method}-{steps}", method, losses=loss, recipe={"steps": steps})
+        for (method, steps), loss in cells.items()
+    ]
+    found = compare(paths)
+    assert [(effect["rung"], effect["method"]) for effect in found.effects] == [
+        ("52M, 100 steps", "rope,base=500000"),
+        ("52M, 100 steps", "lerope"),
+        ("52M, 400 steps", "lerope"),
+    ]
+    assert {each["method"] for each in found.multipliers} == {"lerope"}
+    # Without a baseline for all there is nothing to hold them against.
+    with pytest.raises(ValueError, match="are no pair: steps is 100 in the first and 400 in the second"):
+        compare([paths[1], paths[2], write_run(tmp_path / "nope", "nope", recipe={"steps": 400}), paths[3]])
+
+
 def test_what_changes_no_weight_may_differ(tmp_path):
     rope = write_run(tmp_path / "a", "rope", recipe={"validation_tokens": 1, "frequency_learning_rate": 1.0})
     lerope = write_run(tmp_path / "b", "lerope", recipe={"validation_tokens": 2, "frequency_learning_rate": 2.0})

@@ -72,7 +72,7 @@ def read_study(paths: Paths, evaluation: str = "eval") -> Study:
     """Reads runs and their evaluations, in order of compute; raises unless they are of one study.
 
     Within a rung recipes may differ only in encoding and seed. Data and evaluation must be the same everywhere. A rung
-    whose methods were all trained for several numbers of steps counts as several.
+    that was trained for several numbers of steps counts as several, if a method can be the baseline of all.
     """
     if not paths:
         raise ValueError("name two run directories or more; got none.")
@@ -104,16 +104,18 @@ def read_study(paths: Paths, evaluation: str = "eval") -> Study:
 
 
 def _rung_names(found: list[Evaluated]) -> dict[Path, str]:
-    """What each run's rung is called: with its steps where all methods of a rung have the same several numbers."""
+    """What each run's rung is called: with its steps where it was trained for several numbers of them.
+
+    Runs of unequal steps are no pair. So each number must have two methods or more, and all of them one in common;
+    otherwise they stay one rung, which is refused for its steps.
+    """
     methods: dict[str, dict[int, set[str]]] = {}
     for item in found:
         methods.setdefault(item.rung, {}).setdefault(item.num_steps, set()).add(item.method)
     split = {
         rung
         for rung, by_steps in methods.items()
-        if len(by_steps) > 1
-        and len(set(map(frozenset, by_steps.values()))) == 1
-        and len(next(iter(by_steps.values()))) > 1
+        if len(by_steps) > 1 and min(map(len, by_steps.values())) > 1 and set.intersection(*by_steps.values())
     }
     return {
         item.run.path: f"{item.rung}, {item.num_steps:,} steps" if item.rung in split else item.rung for item in found
