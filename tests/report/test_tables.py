@@ -47,6 +47,7 @@ def test_the_main_table_has_ours_over_the_seeds_that_all_methods_have_and_the_pa
 
 def test_the_gain_of_frozen_frequencies(found):
     table = found["gain-captured"]
+    assert "LeRoPE has over RoPE" in table.caption
     # (3.4093 - 3.4030) / (3.4093 - 3.3995)
     assert cell(table, ("Frozen", "ours"), "gain in loss, %") == pytest.approx(64.29, abs=0.2)
     assert cell(table, ("Frozen", "paper"), "gain in perplexity, %") == "63.6"
@@ -54,6 +55,7 @@ def test_the_gain_of_frozen_frequencies(found):
 
 def test_the_gain_stands_between_rope_and_lerope_with_perplexities(found):
     table = found["gain-captured"]
+    assert "LeRoPE has over RoPE" in table.caption
     assert [(row[0], row[4], row[5]) for row in table.rows if row[1] == "paper"] == [
         ("RoPE", "18.2377", "0"),
         ("p-RoPE", "18.2269", "10.4"),

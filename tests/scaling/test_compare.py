@@ -98,6 +98,17 @@ def test_the_gain_captured(tmp_path):
     assert {gain["method"]: round(gain["loss"], 2) for gain in other.gains} == {"prope": 0.33, "lerope": 1.67}
 
 
+def test_no_method_stands_for_lerope_unless_it_is_named(tmp_path):
+    """In the study of p, p = 0.25 is no more the whole gain than p = 0.5 is."""
+    losses = {"rope": 3.0, "prope,p=0.25": 2.9, "prope,p=0.5": 2.95}
+    paths = [write_run(tmp_path / method, method, losses=loss) for method, loss in losses.items()]
+    found = compare(paths, **FEW)
+    assert (found.reference, found.gains) == (None, [])
+    assert any("--reference" in note for note in found.notes)
+    named = compare(paths, reference="prope,p=0.5", **FEW)
+    assert [(gain["method"], round(gain["loss"], 3)) for gain in named.gains] == [("prope,p=0.25", 2.0)]
+
+
 def test_a_gain_that_is_noise_or_nothing_has_a_word(tmp_path):
     losses = {("52M", "rope", 1): 3.0, ("52M", "prope", 1): 2.9, ("52M", "lerope", 1): 3.0}
     found = compare(write_study(tmp_path / "a", losses), **FEW)

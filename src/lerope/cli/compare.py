@@ -29,7 +29,7 @@ def compare(
     Args:
         runs: finished run directories scored by `lerope eval`, of one or more rungs.
         baseline: The method to compare others with; by default rope, or the first.
-        reference: The method whose gain counts as 100 %; by default lerope, or the first besides the baseline.
+        reference: The method whose gain counts as 100 %; by default lerope, where it was run.
         evaluation: Which evaluation to compare: a file in each run's results folder, without .json.
         out: Also save the comparison as JSON here.
         json_: Print JSON.

@@ -20,7 +20,7 @@ def compare(
     Args:
         paths: finished and evaluated run directories.
         baseline: the method that others are compared with; rope, or the first, unless given.
-        reference: the method whose gain counts as all of it; lerope, or the first besides the baseline, unless given.
+        reference: the method whose gain counts as all of it; lerope where it was run, unless given.
         evaluation: which file of `results` to compare.
         num_resamples: of the bootstrap over documents.
     """
@@ -32,7 +32,11 @@ def compare(
     some = next(iter(next(iter(study.values()))[baseline].values()))
     rungs = [Rung(name, runs, baseline, num_resamples) for name, runs in study.items()]
     notes = [note for rung in rungs for note in rung.notes]
-    gains = [gain for rung in rungs for gain in rung.gains(reference, notes)] if len(methods) > 1 else []
+    if reference is None and len(methods) > 1:
+        notes.append(
+            "There are no shares of a gain without lerope; name the method whose gain is all with --reference."
+        )
+    gains = [gain for rung in rungs for gain in rung.gains(reference, notes)] if reference is not None else []
     return Comparison(
         settings={
             "evaluation": evaluation,
@@ -42,7 +46,7 @@ def compare(
         },
         provenance=provenance(),
         baseline=baseline,
-        reference=reference if len(methods) > 1 else None,
+        reference=reference,
         losses=[loss for rung in rungs for loss in rung.losses()],
         effects=[found for rung in rungs for found in rung.effects()],
         gains=gains,
@@ -52,12 +56,12 @@ def compare(
     )
 
 
-def _reference(methods: list[str], baseline: str, asked: str | None) -> str:
-    if asked is None:
-        return "lerope" if "lerope" in methods else methods[0]
-    if as_method(asked) not in methods:
+def _reference(methods: list[str], baseline: str, asked: str | None) -> str | None:
+    """The method whose gain others have a share of; None without others, or where nobody asked and lerope is none."""
+    found = as_method(asked or "lerope")
+    if asked is not None and found not in methods:
         raise ValueError(f"reference must be one of {', '.join(methods)}; got {asked!r}, with {baseline} as baseline.")
-    return as_method(asked)
+    return found if found in methods and len(methods) > 1 else None
 
 
 def _multipliers(rungs: list[Rung], methods: list[str], notes: list[str]) -> list[Multiplier]:

@@ -22,9 +22,11 @@ def gain(bundle: Bundle) -> Table:
     columns = [Column("method"), Column("source"), Column("rung"), Column("seeds", "d"), Column("perplexity", ".4f")]
     columns += [Column("gain in perplexity, %", ".1f"), Column("95 % from", ".1f"), Column("to", ".1f")]
     columns += [Column("gain in loss, %", ".1f")]
+    ours = bundle.comparison if bundle.comparison is not None and bundle.comparison.gains else None
+    base, all_of_it = ("rope", "lerope") if ours is None else (ours.baseline, str(ours.reference))
     caption = (
-        "Share of the reference method's gain over the baseline, over the seeds that all three have; intervals over "
-        "documents."
+        f"Share of the gain that {method_label(all_of_it)} has over {method_label(base)}, over the seeds that all three "
+        "have; intervals over documents."
     )
     return Table("gain-captured", caption, columns, rows)
 
