@@ -24,6 +24,7 @@ from lerope.results import (
     Needle,
     Phasors,
     RunResult,
+    SlowestRemovals,
     Timeline,
     Training,
 )
@@ -114,6 +115,7 @@ def _study_run(folder: Path, rung: str, encoding: str, seed: int, loss: float) -
         run.extrapolation(loss)
         if encoding in ("rope", "lerope"):
             run.ablation(loss)
+            run.slowest(loss)
             run.phasors(loss)
     return run.path
 
@@ -378,6 +380,36 @@ class _Run:
             removals=removals,
         )
         self.save("ablation", result, {"counts": counts, "whole": whole, "without": whole + increases * counts})
+
+    def slowest(self, loss: float) -> None:
+        """Next to nothing for bands that are suppressed, more with each that turns, most with the dominant one."""
+        slowest = sorted(range(self.num_bands), key=lambda band: self.theta[band])
+        turned = self.theta[slowest] * self.length / (2 * math.pi)
+        costs = np.cumsum(
+            0.02 * np.minimum(turned, 1) ** 2 + (0.7 if self.learns else 0.0) * (np.array(slowest) == self.dominant)
+        )
+        removals = [
+            {
+                "meaning": meaning,
+                "num_bands": number,
+                "band": slowest[number - 1],
+                "wavelength": 2 * math.pi / float(self.theta[slowest[number - 1]]),
+                "increase": float(size * costs[number - 1]) - 0.0002,
+                "standard_error": 0.05 * float(costs[number - 1]) + 0.0005,
+            }
+            for meaning, size in (("contribution", 2.0), ("frequency", 1.0))
+            for number in range(1, self.num_bands + 1)
+        ]
+        counts = np.full(40, 500.0)
+        increases = np.array([removal["increase"] for removal in removals]).reshape(2, self.num_bands, 1)
+        result = SlowestRemovals(
+            **self.common(**DOCUMENTS, length=self.length, max_tokens=20_000),
+            num_documents=len(counts),
+            num_tokens=int(counts.sum()),
+            loss=loss,
+            removals=removals,
+        )
+        self.save("slowest", result, {"counts": counts, "whole": loss * counts, "without": (loss + increases) * counts})
 
     def phasors(self, loss: float) -> None:
         distances = np.arange(1, self.length)

@@ -12,7 +12,7 @@ from lerope.report.collect import Bundle, RunFiles, collect
 from lerope.report.curves import smooth
 from lerope.report.figures import FIGURES, write_figures
 from lerope.report.tables import tables
-from lerope.results import Ablation, Bands, Needle, Phasors
+from lerope.results import Ablation, Bands, LearnedFrequencies, Needle, Phasors, SlowestRemovals
 from tests.report.example import LENGTH, LOSSES, _Run, write_example
 
 pytest.importorskip("matplotlib")
@@ -27,6 +27,7 @@ COMMANDS = {
     "phasor-scales": "lerope analyze RUN --parts phasors",
     "gradient-phasors": "lerope analyze RUN --parts phasors",
     "leave-one-out": "lerope analyze RUN --parts ablation",
+    "slowest-bands": "lerope analyze RUN --parts slowest",
     "extrapolation": "lerope extrapolate RUN",
     "code": "lerope analyze RUN",
     "training": "lerope train",
@@ -253,6 +254,21 @@ def test_a_printed_value_above_the_scale_is_said_and_not_in_the_legend(bundle):
     assert axes.get_ylim()[1] < 0.2
     assert "paper, 2.52B: 0.762" in words(figure)
     assert figure.legends[0].get_texts()[-1].get_text() == "paper, 2.52B"
+
+
+def test_curves_without_the_slowest_bands_begin_at_nothing_and_the_suppressed_are_marked(bundle, drawn):
+    files = run_of(bundle, "52M-lerope-42")
+    result, (frequencies,) = files.result(SlowestRemovals), files.result(LearnedFrequencies).sets
+    figure = drawn["slowest-bands"]
+    for axes, meaning in zip(figure.axes, ("contribution", "frequency"), strict=True):
+        counts, increases = lines(axes)["LeRoPE, 52M"]
+        assert counts.tolist() == list(range(33))
+        assert increases.tolist() == [0.0, *(row["increase"] for row in result.removals if row["meaning"] == meaning)]
+        assert lines(axes)["RoPE, 52M"][1][0] == 0.0
+    suppressed = 32 - frequencies["suppressed_from"]
+    (mark,) = [line for line in figure.axes[0].get_lines() if line.get_linestyle() == ":"]
+    assert mark.get_xdata() == [suppressed, suppressed]
+    assert f"{suppressed} bands that LeRoPE suppressed" in words(figure)
 
 
 def test_naive_losses_rise_beyond_the_train_length_and_yarns_do_not(drawn):

@@ -97,6 +97,19 @@ def test_seeds_have_means_deviations_and_paired_margins(found):
     assert row(table, "217M", "RoPE", "paper")[-2:] == ["0.0066", "0.0019"]
 
 
+def test_how_many_of_the_slowest_bands_can_go(bundle, found):
+    table = found["slowest-bands"]
+    (files,) = [files for files in bundle.runs if files.run.name == "52M-lerope-42" and "slowest" in files.results]
+    removals = [row for row in files.results["slowest"].removals if row["meaning"] == "frequency"]
+    start = ("52M-lerope-42", "52M", 32)
+    (own,) = [row for row in table.rows if tuple(row[:3]) == start and row[4] == "their turning"]
+    few, most = own[5], own[8]
+    assert 0 < few < most <= 32
+    assert removals[few - 1]["increase"] <= 0.001 < removals[few]["increase"]
+    assert own[9] == removals[-1]["increase"]
+    assert own[3] == 32 - files.results["frequencies"].sets[0]["suppressed_from"]
+
+
 def test_ablations_are_held_against_rope(found):
     table = found["ablations"]
     assert row(table, "RoPE, base 500,000")[2] == pytest.approx(3.4049 - 3.4093, abs=1e-5)
@@ -136,7 +149,7 @@ def test_learning_rates_ladder_extrapolation_code_and_recipe(found):
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
 def test_without_runs_the_papers_values_stand_alone(make):
     table = make(Bundle([]))
-    assert bool(table.rows) == (table.name not in ("documents", "gap-by-position"))
+    assert bool(table.rows) == (table.name not in ("documents", "gap-by-position", "slowest-bands"))
     assert not any("ours" in str(cell) for row in table.rows for cell in row)
 
 

@@ -243,16 +243,10 @@ def _dominant_sentence(bands: "Bands") -> str:
 
 def _slowest_sentence(slowest: "SlowestRemovals") -> str:
     """How many of the slowest bands hardly matter."""
-
-    def most(meaning: str) -> int:
-        """The largest number such that it and every smaller number cost at most 0.001 nats."""
-        rows = sorted((row for row in slowest.removals if row["meaning"] == meaning), key=lambda row: row["num_bands"])
-        return next((row["num_bands"] - 1 for row in rows if row["increase"] > _HARDLY), len(rows))
-
-    total = len(slowest.removals) // 2
+    total, still, gone = len(slowest.removals) // 2, *(slowest.most(m, _HARDLY) for m in ("frequency", "contribution"))
     return (
-        f"At a cost of at most {_HARDLY:g} nats, the {most('frequency')} slowest of {total} bands need not rotate, and "
-        f"the {most('contribution')} slowest can be removed altogether."
+        f"At a cost of at most {_HARDLY:g} nats, the {still} slowest of {total} bands need not rotate, and "
+        f"the {gone} slowest can be removed altogether."
     )
 
 

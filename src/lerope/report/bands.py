@@ -72,6 +72,14 @@ def dominant_band(files: RunFiles) -> int | None:
     return None if bands is None or not bands.stands_out else bands.dominant_band
 
 
+def num_suppressed(files: RunFiles) -> int | None:
+    """How many of the slowest bands a run has suppressed by itself; None where it has not, or not in one set."""
+    found = files.result(LearnedFrequencies)
+    if found is None or len(found.sets) > 1 or found.sets[0]["suppressed_from"] is None:
+        return None
+    return len(found.bands) - found.sets[0]["suppressed_from"]
+
+
 def num_pairs(length: int) -> Floats:
     """How many pairs of tokens a row of this length has at each distance from 0 on."""
     return np.arange(length, 0, -1).astype(np.float64)

@@ -170,6 +170,15 @@ class SlowestRemovals(RunResult):
     """Of the whole model, nats per token."""
     removals: list[SlowestRemoval]
 
+    def rows(self, meaning: str) -> list[SlowestRemoval]:
+        """Those of one meaning, fewest bands first."""
+        return sorted((row for row in self.removals if row["meaning"] == meaning), key=lambda row: row["num_bands"])
+
+    def most(self, meaning: str, nats: float) -> int:
+        """How many of the slowest bands cost no more than this, together and each fewer."""
+        rows = self.rows(meaning)
+        return next((row["num_bands"] - 1 for row in rows if row["increase"] > nats), len(rows))
+
 
 class PhasorBand(TypedDict):
     """Where the gradient of one frequency comes from; see `lerope.analyze.phasors` for C, P and G."""

@@ -113,8 +113,8 @@ class Comparison(Result):
 
     baseline: str
     reference: str | None
-    """The method whose gain counts as all of it; None with fewer than three methods, or where lerope is none of them and no
-    other was named."""
+    """The method whose gain counts as all of it; None with fewer than three methods, or without lerope where no other
+    was named."""
     losses: list[RunLoss]
     effects: list[MethodEffect]
     gains: list[CapturedGain]

@@ -24,6 +24,7 @@ from lerope.report.figures import (
     phasor_scales,
     phasors,
     position_gap,
+    slowest_bands,
     training,
     wavelengths,
 )
@@ -53,6 +54,7 @@ FIGURES: list[Drawing] = [
         phasor_scales,
         phasors,
         leave_one_out,
+        slowest_bands,
         extrapolation,
         code,
         training,

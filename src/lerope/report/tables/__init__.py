@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lerope.report.collect import Bundle
+from lerope.report.tables.bands import slowest_bands
 from lerope.report.tables.comparison import gain, gap_by_position
 from lerope.report.tables.lengths import dominant_bands, extrapolation
 from lerope.report.tables.losses import ablations, code, documents, perplexity, seeds
@@ -26,6 +27,7 @@ MAKERS: list[Callable[[Bundle], Table]] = [
     seeds,
     gap_by_position,
     dominant_bands,
+    slowest_bands,
     extrapolation,
     code,
     documents,

@@ -25,8 +25,8 @@ def gain(bundle: Bundle) -> Table:
     ours = bundle.comparison if bundle.comparison is not None and bundle.comparison.gains else None
     base, all_of_it = ("rope", "lerope") if ours is None else (ours.baseline, str(ours.reference))
     caption = (
-        f"Share of the gain that {method_label(all_of_it)} has over {method_label(base)}, over the seeds that all three "
-        "have; intervals over documents."
+        f"Share of the gain that {method_label(all_of_it)} has over {method_label(base)}, over the seeds that all "
+        "three have; intervals over documents."
     )
     return Table("gain-captured", caption, columns, rows)
 
