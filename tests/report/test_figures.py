@@ -1,5 +1,6 @@
 """Every figure draws what the files say, says what is missing, and is readable at the size a paper prints it."""
 
+import json
 import sys
 from dataclasses import replace
 
@@ -254,6 +255,37 @@ def test_a_printed_value_above_the_scale_is_said_and_not_in_the_legend(bundle):
     assert axes.get_ylim()[1] < 0.2
     assert "paper, 2.52B: 0.762" in words(figure)
     assert figure.legends[0].get_texts()[-1].get_text() == "paper, 2.52B"
+
+
+def crossing(path, encoding, band=20):
+    """A run of another parametrization, one band of which turns the other way from the middle of training on."""
+    run = _Run(path, "52M", encoding, 42)
+    run.write(loss=3.4)
+    steps = np.linspace(0, run.recipe.steps, 25)
+    values = np.tile(run.rope, (25, 1))
+    values[:, band] *= np.linspace(1, -0.9, 25)
+    records = [{"step": int(step), "frequencies": row.tolist()} for step, row in zip(steps, values, strict=True)]
+    (path / "frequencies.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return steps, values[:, band]
+
+
+def test_a_frequency_that_crosses_zero_has_a_gap_and_a_cross_and_is_dotted_after_it(bundle, tmp_path):
+    own = run_of(bundle, "52M-lerope-42").run.path
+    steps, values = crossing(tmp_path / "linear", "lerope,parametrization=linear")
+    crossing(tmp_path / "direct", "lerope,parametrization=direct")
+    figure = BY_NAME["frequencies-through-training"].draw(collect([own, tmp_path]))
+    log, linear, direct = (axes for axes in figure.axes if axes.get_xlabel())
+    assert [axes.get_title() for axes in (log, linear, direct)] == ["LeRoPE", "LeRoPE, linear", "LeRoPE, direct"]
+    last = int(np.flatnonzero(values > 0)[-1])
+    for axes in (linear, direct):
+        (cross,) = [line for line in axes.get_lines() if line.get_marker() == "x"]
+        assert steps[last] < cross.get_xdata()[0] < steps[last + 1]
+        (dotted,) = [line for line in axes.get_lines() if line.get_linestyle() == ":"]
+        assert dotted.get_xdata().tolist() == steps[last + 1 :].astype(int).tolist()
+        before = [line for line in axes.get_lines() if line.get_color() == dotted.get_color() and line != dotted]
+        assert [line.get_xdata()[-1] for line in before] == [int(steps[last])]
+    assert not [line for line in log.get_lines() if line.get_marker() == "x" or line.get_linestyle() == ":"]
+    assert words(figure).count("crosses zero") == 1
 
 
 def test_curves_without_the_slowest_bands_begin_at_nothing_and_the_suppressed_are_marked(bundle, drawn):
