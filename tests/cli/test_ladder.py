@@ -3,9 +3,11 @@
 import json
 import shlex
 from dataclasses import replace
+from inspect import signature
 
 import pytest
 
+from lerope.cli.analyze import analyze
 from lerope.cli.main import main
 from lerope.core.ladder import LADDER
 from lerope.core.run import read_run
@@ -213,6 +215,21 @@ def test_a_study_costs_the_sum_of_its_runs(capsys, study, runs):
         assert run["gpu_hours"]["H200"] == pytest.approx(alone["seconds"] / 3600)
 
 
+def test_a_plan_counts_what_analyze_reads(capsys):
+    """64 rows for bands everywhere; at 2.52B also the whole model and 2 x 32 removals of 32,768 tokens, twice."""
+    defaults = {name: each.default for name, each in signature(analyze).parameters.items()}
+    assert (defaults["rows"], defaults["max_tokens"]) == (64, 32_768)
+    found = json.loads(called(capsys, "plan", "main", "--json", "--gpu", "H200"))
+    removals = {"2.52B": 2 * 65 * 32_768}
+    for run in found["runs"]:
+        assert run["analyze_tokens"] == 64 * 2_048 + removals.get(run["rung"], 0)
+        assert run["analyze_flops"] == pytest.approx(EVAL[run["rung"]] * run["analyze_tokens"] / 10e6, rel=5e-5)
+    assert found["total"]["analyze_tokens"] == sum(run["analyze_tokens"] for run in found["runs"])
+    small = json.loads(called(capsys, "plan", "main", "--demo", "--json"))["runs"]
+    assert {run["analyze_tokens"] for run in small} == {4 * 256, 4 * 256 + 2 * 65 * 1_000}
+    assert {run["analyze_tokens"] for run in json.loads(called(capsys, "plan", "base", "--json"))["runs"]} == {0}
+
+
 @pytest.mark.parametrize("columns", ["80", "120"])
 def test_the_plan_as_a_table(capsys, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
@@ -223,8 +240,8 @@ def test_the_plan_as_a_table(capsys, monkeypatch, columns):
     rows = [line.split() for line in text.splitlines() if line.startswith("total")]
     # 3 x (7,880 + 33,040 + 92,760 + 204,320 + 385,000) steps; 3 x 9.500e20 FLOP.
     assert rows[0][1:5] == ["15", "2,169,000", "284.30B", "2.85e21"]
-    # 15 times slower: 15 / 3 x 10M / 1.033B of a 52M run's time, and 15 / 3 x 10M / 50.46B at 2.52B.
-    assert " 4.8% at 52M" in " ".join(text.split())
+    # 15 times slower: 15 / 3 x 10.13M / 1.033B of a 52M run's time, and 15 / 3 x 14.4M / 50.46B at 2.52B.
+    assert " 4.9% at 52M" in " ".join(text.split())
     assert " 0.1% at 2.52B" in " ".join(text.split())
     assert "a validation split of 10.00M tokens" in " ".join(text.split())
     assert "  lerope data prepare hf:c4 --max-tokens 50462720000 --out data/c4" in text.splitlines()

@@ -136,7 +136,7 @@ def _plan_study(name: str, machine: Machine, vocab_size: int | None, demo: bool,
         sections = list(_study_sections(f"{study.name}: {study.sentence}", costs, machine, validation, training))
         _print(sections[:1] if demo else sections)  # the demo is for CPUs
         return
-    fields = ("steps", "tokens", "compute", "flops", "eval_tokens", "eval_flops")
+    fields = ("steps", "tokens", "compute", "flops", "eval_tokens", "eval_flops", "analyze_tokens", "analyze_flops")
     totals = {field: sum(getattr(cost, field) for cost in costs) for field in fields}
     hours = {gpu.name: machine.gpu_hours(totals["flops"], gpu) for gpu in machine.gpus}
     content = {
@@ -160,30 +160,35 @@ def _study_sections(
     from lerope.launch.cost import FLOAT32_SLOWDOWN
 
     kinds = Counter(replace(cost, run="") for cost in costs)
-    table = _table("Rung", "Row", "Runs", "Steps", "Tokens", "C, FLOP", "FLOPs", "Eval")
+    table = _table("Rung", "Row", "Runs", "Steps", "Tokens", "C, FLOP", "FLOPs", "Eval", "Analyze")
     hours = _table("GPU hours", *(gpu.name for gpu in machine.gpus))
     for kind, count in kinds.items():
-        flops = (_power(count * number, 2) for number in (kind.compute, kind.flops, kind.eval_flops))
-        sums = (_count(count * kind.tokens), *flops)
+        each = (kind.compute, kind.flops, kind.eval_flops, kind.analyze_flops)
+        sums = (_count(count * kind.tokens), *(_power(count * number, 2) for number in each))
         table.add_row(kind.rung, f"{kind.row_length:,}", str(count), f"{count * kind.steps:,}", *sums)
-        each = (_hours(machine.gpu_hours(count * kind.flops, gpu)) for gpu in machine.gpus)
-        hours.add_row(kind.rung if kind.row_length == 2048 else f"{kind.rung}, {kind.row_length:,}", *each)
-    fields = ("steps", "tokens", "compute", "flops", "eval_flops")
-    steps, tokens, compute, flops, eval_flops = (sum(getattr(cost, field) for cost in costs) for field in fields)
-    sums = (_count(tokens), _power(compute, 2), _power(flops, 2), _power(eval_flops, 2))
+        on_each = (_hours(machine.gpu_hours(count * kind.flops, gpu)) for gpu in machine.gpus)
+        hours.add_row(kind.rung if kind.row_length == 2048 else f"{kind.rung}, {kind.row_length:,}", *on_each)
+    fields = ("steps", "tokens", "compute", "flops", "eval_flops", "analyze_flops")
+    steps, tokens, *powers = (sum(getattr(cost, field) for cost in costs) for field in fields)
+    flops = powers[1]
+    sums = (_count(tokens), *(_power(number, 2) for number in powers))
     table.add_row("total", "", str(len(costs)), f"{steps:,}", *sums, style="bold")
     hours.add_row("total", *(_hours(machine.gpu_hours(flops, gpu)) for gpu in machine.gpus), style="bold")
     seconds = (machine.seconds(flops, gpu) for gpu in machine.gpus)
     hours.add_row(f"time on {machine.num_gpus:,}", *map(_duration, seconds))
     note = (
-        f"Sums over the runs of a line. C = 6 N_ne tokens. Eval: FLOPs of `lerope eval` over {validation} or its "
-        f"--max-tokens. needle and extrapolate are not counted.\n{training}"
+        f"Sums over the runs of a line. C = 6 N_ne tokens. Eval: FLOPs of `lerope eval` over {validation} or over its "
+        "--max-tokens. Analyze: FLOPs of `lerope analyze`, for contributions and removals of bands. Phasors, needle "
+        f"and extrapolate are not counted.\n{training}"
     )
     yield _Section(title=title, table=table, note=note)
-    shares = {kind.rung: FLOAT32_SLOWDOWN * kind.eval_flops / kind.flops for kind in kinds}
+    shares: dict[str, float] = {}
+    for kind in kinds:
+        share = FLOAT32_SLOWDOWN * (kind.eval_flops + kind.analyze_flops) / kind.flops
+        shares[kind.rung] = max(share, shares.get(kind.rung, 0.0))
     note = (
-        f"At {100 * machine.utilisation:g} % of the dense bfloat16 peak (--utilisation). `lerope eval` is extra: "
-        f"its float32 is about {FLOAT32_SLOWDOWN} times slower on A100, H100 and H200, which adds "
+        f"At {100 * machine.utilisation:g} % of the dense bfloat16 peak (--utilisation). Eval and Analyze are extra: "
+        f"their float32 is about {FLOAT32_SLOWDOWN} times slower on A100, H100 and H200, which adds "
         f"{', '.join(f'{share:.1%} at {rung}' for rung, share in shares.items())}."
     )
     yield _Section(title="Training", table=hours, note=note)
@@ -359,7 +364,7 @@ def _count(number: int) -> str:
 
 
 def _power(number: int, digits: int) -> str:
-    return f"{number:.{digits}e}".replace("e+", "e")
+    return f"{number:.{digits}e}".replace("e+", "e") if number else "0"
 
 
 def _hours(hours: float) -> str:
