@@ -80,8 +80,9 @@ def train(
         data: a folder that `lerope data prepare` wrote.
         encoding: nope, rope, prope or lerope, with options as in rope,base=500000 or lerope,sharing=layer; a
             frequencies.json, whose frequencies stay fixed; preset:NAME or preset:FILE.json, the same from a preset, and
-            lerope,init=preset:NAME to learn from there; or your own module:name.
-        seed: sets initial weights and the order of documents.
+            lerope,init=preset:NAME to learn from there; or your own module:name. With horizon=N any of them is trained
+            on positions that skip, up to N.
+        seed: sets initial weights and the orders of documents and rows, which are shuffled separately.
         out: the run directory; by default runs/RUNG-ENCODING-SEED.
     """
     from lerope.train.job import train as carry_out

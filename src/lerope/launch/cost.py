@@ -10,8 +10,8 @@ from lerope.core.ladder import block_parameters, flops_per_token
 from lerope.data.hub import VALIDATION_TOKENS
 from lerope.launch.study import Command, PlannedRun, Study
 
-# `lerope eval` and `lerope analyze` compute in float32, for which A100, H100 and H200 have a fifteenth of their bfloat16
-# peak: 19.5 of 312 and 67 of 989 TFLOP/s in NVIDIA's data sheets.
+# `lerope eval` and `lerope analyze` compute in float32, for which A100, H100 and H200 have a fifteenth of their
+# bfloat16 peak: 19.5 of 312 and 67 of 989 TFLOP/s in NVIDIA's data sheets.
 FLOAT32_SLOWDOWN = 15
 ANALYZE_ROWS, ANALYZE_TOKENS = 64, 32_768
 """What `lerope analyze` reads for bands, and for each removal of some, unless told otherwise."""
