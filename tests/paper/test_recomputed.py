@@ -5,6 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from lerope.core.ladder import LEARNING_RATE_INDEX
+from lerope.paper import numbers
 from lerope.paper.numbers import DOMINANT_BANDS, SEED_42_PERPLEXITY, SEEDS
 from lerope.paper.printed import Entry, entry, printed_range
 from lerope.paper.recomputed import recomputed
@@ -170,3 +172,9 @@ def test_ranges_of_printed_numbers():
     assert printed_range("5.3e-4") == (pytest.approx(5.25e-4), pytest.approx(5.35e-4))
     found = entry("", "", "0.07", lambda x: x[0] - x[1], ["2.91", "2.84"])
     assert (found.low, found.value, found.high) == (pytest.approx(0.06), pytest.approx(0.07), pytest.approx(0.08))
+
+
+def test_learning_rates_of_the_ladder_are_the_paper_s():
+    """Indices in one place, printed rates in the other."""
+    for rung, printed in numbers.LEARNING_RATES.items():
+        assert f"{2 ** (-LEARNING_RATE_INDEX[rung] / 2):.2e}".replace("e-0", "e-") == printed

@@ -7,13 +7,14 @@ from lerope.core.ladder import LEARNING_RATE_INDEX, rung, total_parameters
 from lerope.core.recipe import Setup
 from lerope.launch.study import PlannedRun, Study
 from lerope.launch.sweep import SWEEP, predict, sweep, training
+from lerope.paper.numbers import SWEPT
 from lerope.results import Sweep
 from lerope.scaling.lr_search import learning_rate
 
 METHOD = "rope"
 """The encoding used to search rates: all encodings of a rung share one rate, or runs would not be pairs."""
 SWEEPS = "sweeps"
-_LARGEST_SWEPT = total_parameters(rung("608M"))
+_LARGEST_SWEPT = total_parameters(rung(SWEPT[-1]))
 
 
 def paper_rates(study: Study) -> str:

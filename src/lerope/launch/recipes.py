@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from lerope.core.encoding import FROZEN
 from lerope.launch.study import Command, PlannedRun, Study, grid, measured, own_study
+from lerope.paper.numbers import RUNGS
 
-RUNGS = ("52M", "217M", "608M", "1.34B", "2.52B")
 ENCODINGS = ("rope", "prope", "lerope")
 SEEDS = (42, 43, 44)
 LENGTHS = (4096, 8192)

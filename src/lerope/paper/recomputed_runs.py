@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -74,15 +75,19 @@ def _claims() -> list[Entry]:
 
     captured = [*losses["b = 500k"], *rope, *best]
     degraded = [numbers.ABLATIONS["p-RoPE, p = 0.25"][1], numbers.SEEDS["217M"]["LeRoPE"][2]]
-    return [
-        entry(table, "b = 2048 - RoPE", "0.0069", _paired(_mean), against("b = 2048")),
-        entry(table, "b = 500k - RoPE", "-0.0038", _paired(_mean), against("b = 500k")),
-        entry(table, "b = 500k, share of the gain", "0.6", lambda x: _share(x.reshape(3, 3).mean(1)), captured),
-        entry(table, "gap / LeRoPE's deviation", "3", _ratio, ["0.0066", "0.0019"]),
-        entry(table, "gap / RoPE's deviation", "7", _ratio, ["0.0066", "0.0010"]),
-        entry(table, "best RoPE - worst LeRoPE", "0.0034", lambda x: x[:3].min() - x[3:].max(), [*rope, *best]),
-        entry(table, "p = 0.25 / LeRoPE's deviation", "9", _ratio, degraded),
-    ]
+    seeds = numbers.SEEDS["217M"]
+    gap, deviations = seeds["RoPE"][3], {method: seeds[method][2] for method in ("RoPE", "LeRoPE")}
+    assert gap is not None
+    given: dict[str, tuple[Callable[[Any], float], list[str]]] = {
+        "b = 2048 - RoPE": (_paired(_mean), against("b = 2048")),
+        "b = 500k - RoPE": (_paired(_mean), against("b = 500k")),
+        "b = 500k, share of the gain": (lambda x: _share(x.reshape(3, 3).mean(1)), captured),
+        "gap / LeRoPE's deviation": (_ratio, [gap, deviations["LeRoPE"]]),
+        "gap / RoPE's deviation": (_ratio, [gap, deviations["RoPE"]]),
+        "best RoPE - worst LeRoPE": (lambda x: x[:3].min() - x[3:].max(), [*rope, *best]),
+        "p = 0.25 / LeRoPE's deviation": (_ratio, degraded),
+    }
+    return [entry(table, claim, printed, *given[claim]) for claim, printed in numbers.CLAIMS.items()]
 
 
 def _gain_captured() -> list[Entry]:

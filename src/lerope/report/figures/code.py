@@ -14,7 +14,8 @@ NAME = "code"
 TITLE = "Learned frequencies on code"
 CAPTION = (
     "a: learned wavelengths of runs on code against RoPE's, by train length; grey crosses are the dominant wavelengths "
-    "that the paper prints for StarCoder-Python, 5,250 and 16,627 tokens at train lengths of 2,048 and 8,192. b: what "
+    "that the paper prints for StarCoder-Python, "
+    f"{' and '.join(f'{value:,.0f} tokens at {length:,}' for length, value in CODE_WAVELENGTHS.items())}. b: what "
     "bands add to the logits by distance in the run with the shortest rows; the shade is one standard deviation "
     "between layers."
 )

@@ -16,8 +16,8 @@ TITLE = "Learned wavelengths against RoPE's"
 CAPTION = (
     "One point per band: the learned wavelength over RoPE's, across rungs, seeds and train lengths, where there are "
     "several of them. The diagonal is RoPE itself, dashed lines are train lengths, circles mark the dominant band "
-    "where `lerope analyze` found one that varies at least twice as much as any other, and grey crosses show 2.205 "
-    "train lengths, the dominant wavelength that the paper reports."
+    "where `lerope analyze` found one that varies at least twice as much as any other, and grey crosses show "
+    f"{WAVELENGTH_BY_LENGTH} train lengths, the dominant wavelength that the paper reports."
 )
 _HEIGHT = 2.75
 

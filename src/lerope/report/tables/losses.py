@@ -124,7 +124,13 @@ def code(bundle: Bundle) -> Table:
             rows.append([method_label(name), f"ours, {place}", shortest, own, difference, bands[0] if bands else None])
     rows.append([method_label("rope"), "paper, 217M", 2048, paper.CODE_ROPE, None, None])
     rows += [
-        [method_label(paper.METHODS[name]), "paper, 217M", 2048, *values, "5,250" if name == "LeRoPE" else None]
+        [
+            method_label(paper.METHODS[name]),
+            "paper, 217M",
+            2048,
+            *values,
+            f"{paper.CODE_WAVELENGTHS[2048]:,.0f}" if name == "LeRoPE" else None,
+        ]
         for name, values in paper.CODE.items()
     ]
     columns = [Column("method"), Column("source"), Column("L", ",d"), Column("loss", ".4f")]
