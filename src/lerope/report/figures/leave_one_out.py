@@ -13,8 +13,8 @@ NAME = "leave-one-out"
 TITLE = "Leave-one-out bands"
 CAPTION = (
     "How much the loss grows when one band is taken away, with its standard error over documents: its whole term of "
-    "the logits (dark), or only its turning (light, hatched). Grey diamonds are the two values that the paper "
-    f"prints, for its 2.52B model, {' and '.join(f'{value} for band {band}' for band, value in LEAVE_ONE_OUT.items())}; "
+    "the logits (dark), or only its turning (light, hatched). Grey diamonds are two values that the paper prints "
+    f"for its 2.52B model, {' and '.join(f'{value} for band {band}' for band, value in LEAVE_ONE_OUT.items())}; "
     "an arrow marks one that lies above the scale."
 )
 _WIDTH, _HEIGHTS = PAGE, {1: 2.1, 2: 3.5}
