@@ -1,8 +1,10 @@
-"""What benchmarks share: the conditions of a measurement, tables, result files."""
+"""What benchmarks share: the conditions of a measurement, calls that take turns, tables, result files."""
 
 import json
 import os
 import platform
+import statistics
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -35,6 +37,29 @@ def conditions(*packages: str) -> dict[str, Any]:
             **{name: version(name) for name in packages},
         },
     }
+
+
+def take_turns(what: str, calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each call on the CPU, round by round, by the clock of `lerope bench`."""
+    import torch
+
+    from lerope.bench.timing import Candidate, Stopwatch
+    from lerope.core.signals import Signals
+    from lerope.core.terminal import Display
+
+    candidates = [Candidate(name, lambda call=call: {what: [call]}) for name, call in calls.items()]  # type: ignore[misc]
+    with Signals() as signals, Display() as display:
+        found = Stopwatch(torch.device("cpu"), rounds, signals, display).measure(what, candidates, [what])
+        signals.check()
+    for name in calls:
+        if note := found[name, what].note:
+            raise RuntimeError(f"{name}: {note}")
+    return {name: list(found[name, what].samples) for name in calls}
+
+
+def ratio(times: list[float], others: list[float]) -> float:
+    """The median over rounds of one time by another."""
+    return statistics.median(a / b for a, b in zip(times, others, strict=True))
 
 
 def save(path: Path, results: dict[str, Any]) -> None:

@@ -4,23 +4,20 @@ Exit code: 0 if every claim holds, 1 if one fails, 2 if a peer is not installed.
 """
 
 import argparse
-import random
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from reporting import conditions, save, show
+from reporting import conditions, ratio, save, show, take_turns
 from torch import Tensor
 
 import lerope
 
 SHAPE = BATCH, LENGTH, HEADS, HEAD_DIM = 2, 2048, 8, 64
-WARM_UP = 5
 RESULT = Path(__file__).parent / "results" / "rotary_cpu.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # How far off lerope may be; rounding to bfloat16 alone costs up to 2^-6 at 4.
@@ -125,23 +122,13 @@ def errors(case: Case) -> dict[str, Any]:
     return row | {"d_frequencies": float((got[4] * case.log_scale - wanted[4]).norm() / wanted[4].norm())}
 
 
-def measure(cases: list[Case], mode: str, rounds: int, rng: random.Random) -> list[dict[str, Any]]:
-    """Each round runs every case once in a new order, so that noise and drift hit all alike."""
-    times: dict[str, list[float]] = {case.name: [] for case in cases}
-    for number in range(-WARM_UP, rounds):
-        for case in rng.sample(cases, len(cases)):
-            action = getattr(case, mode)
-            start = time.perf_counter()
-            action()
-            elapsed = time.perf_counter() - start
-            if number >= 0:
-                times[case.name].append(1000 * elapsed)
+def measure(cases: list[Case], mode: str, rounds: int) -> list[dict[str, Any]]:
+    times = take_turns(mode, {case.name: getattr(case, mode) for case in cases}, rounds)
     rows = []
     for case in cases:
-        q1, median, q3 = statistics.quantiles(times[case.name], n=4)
-        ratio = statistics.median(a / b for a, b in zip(times[case.name], times[BASELINE[case.kind]], strict=True))
+        q1, median, q3 = (1000 * value for value in statistics.quantiles(times[case.name], n=4))
         row = {"kind": case.kind, "name": case.name, "median_ms": median, "q1_ms": q1, "q3_ms": q3}
-        rows.append(row | {"over_lerope": ratio})
+        rows.append(row | {"over_lerope": ratio(times[case.name], times[BASELINE[case.kind]])})
     return rows
 
 
@@ -150,9 +137,9 @@ def judge(timings: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for text, mode, dtype, peers, least in CLAIMS:
         rows = [r for r in timings if (r["mode"], r["dtype"]) == (mode, dtype) and r["name"] in peers]
         row = min(rows, key=lambda r: float(r["over_lerope"]))  # the faster of Hugging Face's memory orders
-        ratio = row["over_lerope"]
-        claim = {"claim": text, "dtype": dtype, "peer": row["name"], "over_lerope": ratio, "at_least": least}
-        claims.append(claim | {"verdict": "holds" if ratio >= least else "FAILS"})
+        over = row["over_lerope"]
+        claim = {"claim": text, "dtype": dtype, "peer": row["name"], "over_lerope": over, "at_least": least}
+        claims.append(claim | {"verdict": "holds" if over >= least else "FAILS"})
     return claims
 
 
@@ -199,17 +186,17 @@ def main() -> int:
     # Until a block of nearly 32 MiB has come and gone, glibc gives freed memory back to the kernel. Then page faults
     # are most of the time, above all the peers', who make more temporaries; a process that trains is past that.
     torch.empty(31 << 20, dtype=torch.uint8)
-    rng, timings = random.Random(options.seed), []
+    timings: list[dict[str, Any]] = []
     for mode, title, chosen in (("forward", "forward", cases), ("training", "forward and backward", own)):
         for dtype in DTYPES:
-            rows = measure(chosen[dtype], mode, options.rounds, rng)
+            rows = measure(chosen[dtype], mode, options.rounds)
             show(f"{title}, {dtype}", rows, ".2f")
             timings += [{"mode": mode, "dtype": dtype, **row} for row in rows]
 
     claims = judge(timings)
     for c in claims:
-        ratio = f"{c['peer']} takes {c['over_lerope']:.2f}x lerope's time, claimed at least {c['at_least']:.2f}x"
-        print(f"{c['verdict']}  {c['claim']}, {c['dtype']}: {ratio}")
+        said = f"{c['peer']} takes {c['over_lerope']:.2f}x lerope's time, claimed at least {c['at_least']:.2f}x"
+        print(f"{c['verdict']}  {c['claim']}, {c['dtype']}: {said}")
     if not options.quick:
         save(RESULT, {**facts, "accuracy": accuracy, "timings": timings, "claims": claims})
     return int(any(claim["verdict"] == "FAILS" for claim in claims))

@@ -9,10 +9,8 @@ Exit code: 0 if the claim holds, 1 if it fails, 2 if nanoGPT is not there.
 
 import argparse
 import importlib.util
-import random
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from reporting import conditions, save, show
+from reporting import conditions, ratio, save, show, take_turns
 from torch import Tensor
 
 import lerope
@@ -101,32 +99,23 @@ def main() -> None:
     made, _ = loader.load(0)
     fields = ("tokens", "targets", "positions", "document_ids", "centres")
     batch = {field: torch.from_numpy(getattr(made, field)) for field in fields}
-    steps = {
+    steps: dict[str, Callable[[], object]] = {
         "lerope, LeRoPE": ours("lerope", batch, made.num_targets),
         "lerope, RoPE": ours("rope", batch, made.num_targets),
         "nanoGPT": nanogpt(args.nanogpt, batch),
     }
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    order = random.Random(0)
-    for number in range(-2, args.rounds):
-        for name in order.sample(list(steps), len(steps)):
-            start = time.perf_counter()
-            steps[name]()
-            if number >= 0:
-                times[name].append(time.perf_counter() - start)
-        print(f"round {number + 1} of {args.rounds}", end="\r", file=sys.stderr)
+    times = take_turns("step", steps, args.rounds)
     flops = flops_per_token(rung("19M"), ROW_LENGTH) * args.rows * ROW_LENGTH
     rows = []
     for name, measured in times.items():
         q1, median, q3 = statistics.quantiles(measured, n=4)
-        pairs = zip(measured, times["nanoGPT"], strict=True)
         rows.append(
             {
                 "name": name,
                 "median_s": median,
                 "q1_s": q1,
                 "q3_s": q3,
-                "over_nanogpt": statistics.median(a / b for a, b in pairs),
+                "over_nanogpt": ratio(measured, times["nanoGPT"]),
                 "gflops": flops / median / 1e9,
             }
         )
