@@ -99,7 +99,7 @@ def test_a_sweep_trains_what_the_study_trains(capsys, tmp_path, monkeypatch):
     """The study's usual rows in this machine's precision; every run then has the rate that was found."""
     monkeypatch.setitem(LADDER, "demo", TINY)
     carried_out = []
-    monkeypatch.setattr("lerope.launch.local.carry_out", lambda study, *rest: carried_out.append(study) or {})
+    monkeypatch.setattr("lerope.launch.local.carry_out", lambda study, *rest, **options: carried_out.append(study) or {})
     out = tmp_path / "out"
     study = ("ladder", "lengths", "--demo", "--steps", 2, "--out", out, "--data", tiny_corpus(tmp_path / "data"))
     assert "sweeps/demo/sweep.json does not exist" in called(capsys, *study, "--sweep", "--print", code=2)
@@ -153,7 +153,7 @@ def test_a_study_in_processes_of_its_own(capsys, data, tmp_path, monkeypatch):
 def test_a_failure_is_reported_and_ends_with_1(capsys, data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "lerope.launch.local.carry_out", lambda study, *args: {study.runs[0].name: "train exited with 2: no."}
+        "lerope.launch.local.carry_out", lambda study, *args, **options: {study.runs[0].name: "train exited with 2: no."}
     )
     error = called(capsys, "ladder", "p", "--demo", "--data", data, code=1)
     assert error.startswith("1 of 4 runs failed")

@@ -19,6 +19,7 @@ from pathlib import Path
 from lerope.core.files import parse_json
 from lerope.core.locks import locked
 from lerope.core.run import Identity, Run, is_run, read_run
+from lerope.launch.local import SAVE
 from tests.made_runs import START
 
 
@@ -35,7 +36,7 @@ def train(args: list[str]) -> None:
         sys.exit("Traceback of a kind\nlerope train: broken on purpose.")
     if encoding.endswith(".json") and not Path(encoding).is_file():
         sys.exit(f"lerope train: {encoding} does not exist.")
-    save_on_sigterm(out)
+    save_when_asked(out)
     with locked(out):
         identity = json.loads((home() / "identities.json").read_text())[out.name]
         identity = parse_json(json.dumps(identity).encode(), Identity, "identities.json", "write it again")
@@ -53,7 +54,7 @@ def train(args: list[str]) -> None:
 
 def measure(name: str, run: Path, options: list[str]) -> None:
     note(f"{name} {run.name}")
-    save_on_sigterm(run)
+    save_when_asked(run)
     with locked(run / "results"):
         hold(run, "measuring", f"hold-{name}-{run.name}")
         (run / "results" / f"{'-'.join([name, *options])}.json").write_text("{}")
@@ -65,12 +66,12 @@ def hold(run: Path, word: str, file: str) -> None:
         time.sleep(0.01)
 
 
-def save_on_sigterm(run: Path) -> None:
+def save_when_asked(run: Path) -> None:
     def save(number, frame):
         note(f"saved {run.name}")
         sys.exit(128 + number)
 
-    signal.signal(signal.SIGTERM, save)
+    signal.signal(SAVE, save)
 
 
 def home() -> Path:

@@ -13,7 +13,8 @@ import pytest
 
 import lerope
 from lerope.data.shards import Manifest
-from lerope.launch.local import LOGS, carry_out, places
+from lerope.launch.launcher import LOGS
+from lerope.launch.local import carry_out, places
 from lerope.launch.progress import status
 from lerope.launch.study import PlannedRun, Study, grid, measured
 from tests.data.corpora import write_corpus

@@ -13,11 +13,11 @@ import pytest
 from lerope.core.ladder import LADDER
 from lerope.core.run import provenance, read_run
 from lerope.core.signals import Stopped
-from lerope.launch.sweep import SWEEP, losses_of, parameters, predict, sweep, training
+from lerope.launch.sweep import SWEEP, losses_of, parameters, predict, sweep, training, training_by
 from lerope.results import Sweep
 from lerope.train import job
 from lerope.train.trainer import Diverged
-from tests.train.runs import tiny_setup
+from tests.train.runs import tiny_recipe, tiny_setup
 
 PLANTED = {"rope": 17, "lerope": 16}
 TINY_RUN = {"steps": 12, "row_length": 32, "batch_tokens": 256, "validation_tokens": 300, "precision": "float32"}
@@ -52,7 +52,7 @@ def test_a_planted_optimum_in_the_fewest_runs(tmp_path):
 
 
 def test_one_encoding_is_searched_once_however_it_is_spelled(tmp_path):
-    with pytest.raises(ValueError, match=r"each once; got \['rope', 'rope'\]"):
+    with pytest.raises(ValueError, match=r"got \['rope', 'rope'\]"):
         sweep(tmp_path, {}, ["rope", "rope,base=10000"], 17, Planted(), print)
     objective = Planted()
     found = sweep(tmp_path, {}, ["rope,base=1e4", "lerope,sharing=shared"], 17, objective, lambda line: None)
@@ -189,3 +189,60 @@ def test_the_paper_s_sweeps_predict_larger_rungs():
     assert [(each["rung"], each["index"]) for each in found] == [("1.34B", 22), ("2.52B", 24)]
     assert found[0]["slope"] == pytest.approx(-0.98, abs=0.005)
     assert predict(sweeps[:1], ["1.34B"]) == []
+
+
+def test_a_launcher_that_trains_ahead_finds_what_one_after_the_other_does(data, tmp_path, tiny_demo):
+    """Real runs, by a launcher that trains in this process; what was trained ahead and not asked for does not count."""
+    settings, objective = training("demo", data, 7, TINY_RUN, tiny_setup())
+    alone = sweep(tmp_path / "alone", settings, ["rope", "lerope"], 9, objective)
+    rounds = []
+
+    def launch(study, data, out):
+        rounds.append([run.name for run in study.runs])
+        for run in study.runs:
+            job.train(run.recipe(out), data, out / run.name, tiny_setup())
+        return {}
+
+    settings, objective, ahead = training_by(launch, "demo", data, 7, TINY_RUN)
+    found = sweep(tmp_path / "ahead", settings, ["rope", "lerope"], 9, objective, ahead=ahead)
+    assert (found.trials, found.optima) == (alone.trials, alone.optima)
+    assert len(rounds) < len(found.trials)
+    assert rounds[0] == ["lr-9", "lr-10", "lr-8"]
+    before = len(rounds)
+    assert sweep(tmp_path / "ahead", settings, ["rope", "lerope"], 9, objective, ahead=ahead).trials == found.trials
+    assert len(rounds) == before
+
+
+def test_by_a_launcher_a_run_that_diverged_is_inf_and_one_that_failed_ends_the_sweep(data, tmp_path, tiny_demo):
+    def launch(study, data, out):
+        failed = {}
+        for run in study.runs:
+            if run.recipe(out).learning_rate > 2**-4:
+                (out / run.name).mkdir(parents=True)
+                (out / run.name / "diverged.json").write_text("{}")
+                failed[run.name] = "job 1 ended as FAILED: loss is nan"
+            elif run.name == "lr-10":
+                failed[run.name] = "job 2 ended as CANCELLED: asked to stop"
+            else:
+                job.train(run.recipe(out), data, out / run.name, tiny_setup())
+        return failed
+
+    settings, objective, ahead = training_by(launch, "demo", data, 7, {**TINY_RUN, "steps": 3})
+    with pytest.raises(ValueError, match=r"lr-10 failed, and a sweep needs its loss: job 2 ended as CANCELLED"):
+        sweep(tmp_path, settings, ["rope"], 7, objective, lambda line: None, ahead)
+    assert losses_of(Sweep.load(tmp_path / SWEEP), "rope")[7] == math.inf
+
+
+def test_a_run_that_diverges_says_so_in_its_folder(data, tmp_path, tiny_demo, monkeypatch):
+    chosen = tiny_recipe(steps=3)
+
+    def diverge(*args):
+        raise Diverged("loss is nan at step 3.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lerope.train.trainer.Trainer.train", diverge)
+        with pytest.raises(Diverged):
+            job.train(chosen, data, tmp_path / "run", tiny_setup())
+    assert json.loads((tmp_path / "run" / "diverged.json").read_text()) == {"sentence": "loss is nan at step 3."}
+    assert job.train(chosen, data, tmp_path / "run", tiny_setup()).finished
+    assert not (tmp_path / "run" / "diverged.json").exists()

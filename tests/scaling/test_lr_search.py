@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from lerope.scaling.lr_search import COLD, FIRST, LAST, fit_grid, learning_rate, next_index, optimum
+from lerope.scaling.lr_search import COLD, FIRST, LAST, fit_grid, learning_rate, next_index, optimum, upcoming
 
 GRID = range(10, 19)
 
@@ -157,3 +157,28 @@ def test_an_exact_law_is_recovered():
 def test_a_line_needs_two_sizes(sizes, indices):
     with pytest.raises(ValueError, match="parameters must be two or more sizes"):
         fit_grid(sizes, indices)
+
+
+@pytest.mark.parametrize("start", [None, 10, 14, 18])
+def test_of_those_started_together_the_first_is_the_next_and_a_right_guess_is_one_round(start):
+    rounds = []
+    for minimum in GRID:
+        losses, known, count = {}, {}, 0
+        while (index := next_index(losses, start)) is not None:
+            if index not in known:
+                together = upcoming(losses, start, 3)
+                assert together[0] == index
+                assert len(set(together)) == len(together) <= 3
+                known |= {each: abs(each - minimum) for each in together}
+                count += 1
+            losses[index] = known[index]
+        assert optimum(losses) == minimum == search(lambda index, best=minimum: abs(index - best), start)[0]
+        rounds.append(count)
+        if minimum == start:
+            assert count == 1
+    assert max(rounds) < 9
+
+
+def test_nothing_is_upcoming_beyond_the_grid_or_the_end():
+    assert upcoming({LAST - 1: 2.0, LAST: 1.0}, LAST, 3) == []
+    assert upcoming({14: 1.0, 13: 2.0, 15: 2.0}, 14, 3) == []

@@ -7,8 +7,9 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from lerope.cli.stopping import stoppable
+from lerope.data.parts import merge as merge_parts
 from lerope.data.prepare import prepare as prepare_corpus
-from lerope.data.shards import limit_in_words
+from lerope.data.shards import Manifest, limit_in_words
 from lerope.data.summary import describe, summarize
 
 
@@ -24,6 +25,7 @@ def prepare(
     max_validation_tokens: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
     skip_invalid: bool = False,
     workers: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: one per core)")] = None,
+    part: Annotated[str | None, arg(metavar="I/N", help_behavior_hint="")] = None,
 ) -> None:
     """Turn text into a tokenizer, token shards and a manifest.
 
@@ -33,9 +35,12 @@ def prepare(
 
     For a run of 1 billion tokens: lerope data prepare hf:c4 --max-tokens 1033000000 --out data/c4
 
+    On ten machines, the third of them: lerope data prepare c4/ --tokenizer c4.model --part 3/10 --out data/c4
+
     Args:
-        sources: Files or folders of .txt .md .py .jsonl .jsonl.gz .jsonl.xz .jsonl.zst .parquet; python: for the
-            sources of this Python; hf:NAME[:CONFIG[:SPLIT]] for a Hugging Face dataset (hf:c4, hf:starcoder).
+        sources: Files or folders of .txt .md .py .jsonl .jsonl.gz .jsonl.xz .jsonl.zst .json.gz (C4's) .parquet;
+            python: for the sources of this Python; hf:NAME[:CONFIG[:SPLIT]] for a Hugging Face dataset (hf:c4,
+            hf:starcoder).
         out: The folder to create.
         tokenizer: An existing SentencePiece model; by default, one is trained on a sample of the sources.
         vocab_size: Pieces to train, by default 32,000; with --tokenizer, how many of its ids to use.
@@ -49,6 +54,7 @@ def prepare(
             takes about 5 % of the training time at 52M and less above.
         skip_invalid: Skip documents that are not valid UTF-8, and count them.
         workers: Processes that encode.
+        part: Prepare only the I-th of N shares of the files, for `lerope data merge`; needs --tokenizer.
     """
     with stoppable():
         manifest = prepare_corpus(
@@ -63,7 +69,23 @@ def prepare(
             max_validation_tokens=max_validation_tokens,
             skip_invalid=skip_invalid,
             num_workers=workers,
+            part=part,
         )
+    _show(manifest)
+
+
+def merge(directory: Annotated[Positional[Path], arg(metavar="DIR")]) -> None:
+    """Put parts together that `lerope data prepare --part` made: the same bytes as if one machine had prepared all.
+
+    Example: lerope data merge data/c4
+
+    Args:
+        directory: What all parts had as --out. When it is done, its folder parts/ can be deleted.
+    """
+    _show(merge_parts(directory))
+
+
+def _show(manifest: Manifest) -> None:
     for name, split in manifest.splits.items():
         size = f"{split.num_tokens:,} tokens, {split.num_bytes / 1e6:,.1f} MB of text"
         print(
@@ -91,4 +113,4 @@ def inspect(
     print(json.dumps(summary, indent=1) if json_ else describe(summary))
 
 
-COMMAND = {"prepare": prepare, "inspect": inspect}
+COMMAND = {"prepare": prepare, "merge": merge, "inspect": inspect}

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 from rich.table import Table
-from tyro.conf import Positional, arg
+from tyro.conf import OmitArgPrefixes, Positional, arg
 
+from lerope.cli.launching import On, launcher
 from lerope.cli.stopping import stoppable
+from lerope.launch.cluster import Cluster
 
 if TYPE_CHECKING:
     from lerope.launch.study import Study
@@ -27,9 +29,13 @@ def ladder(
     sweep: bool = False,
     filler: Annotated[str | None, arg(metavar="SOURCE", help_behavior_hint="")] = None,
     at_once: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
+    on: On = "local",
+    cluster: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
     status: bool = False,
+    cancel: bool = False,
     print_: Annotated[bool, arg(name="print")] = False,
     json_: Annotated[bool, arg(name="json")] = False,
+    where: Annotated[Cluster, OmitArgPrefixes, arg(name="")] = Cluster(),  # noqa: B008
 ) -> None:
     """Train and measure every run of a study, several at once if there are several GPUs.
 
@@ -40,7 +46,9 @@ def ladder(
 
     In minutes, on a laptop: lerope ladder main --data data/small --demo
 
-    For a cluster, one line per run: lerope ladder main --data /shared/c4 --out /shared/main --print
+    On a cluster, one job per run: lerope ladder main --data /shared/c4 --out /shared/main --on slurm --time 12:00:00
+
+    For any other scheduler, one line per run: lerope ladder main --data /shared/c4 --out /shared/main --print
 
     Args:
         study: a name from the list, or your own file.py:function or module:function.
@@ -53,11 +61,14 @@ def ladder(
         filler: for studies with needles, text to hide them in, instead of Python's documentation, which a prompt of
             32k tokens repeats.
         at_once: how many runs at once; by default one per GPU, or one on a CPU.
-        status: Show how far the runs are, and start nothing.
+        on: This machine, or jobs of a Slurm cluster, which outlive this command and are found again by the same one.
+        cluster: with --on slurm, a file with lines such as partition = "gpu", for the options below.
+        status: Show how far the runs are, with --on slurm also their jobs, and start nothing.
+        cancel: With --on slurm, cancel the study's jobs; runs save their work first, and the same command resumes.
         print_: Print the commands, one line per run in an order in which they can run, and start nothing.
         json_: Print the list, or the status, as JSON.
     """
-    from lerope.launch.local import LOGS, carry_out, places
+    from lerope.launch.launcher import LOGS
     from lerope.launch.rates import known_rates, paper_rates, search_rates
     from lerope.launch.recipes import study_named
     from lerope.launch.study import prepare_command, with_learning_rates, with_options
@@ -73,8 +84,12 @@ def ladder(
         chosen = with_options(chosen, "needle", "--filler", filler)
     if sweep and (status or print_):
         chosen = with_learning_rates(chosen, known_rates(chosen, out))
+    launch = launcher(on, at_once, cluster, where) if not (status or cancel or print_) else None
+    if cancel:
+        _cancel(chosen, out, on)
+        return
     if status:
-        _status(chosen, out, data, json_)
+        _status(chosen, out, data, json_, on)
         return
     if data is None:
         example = prepare_command(chosen, demo)
@@ -86,10 +101,13 @@ def ladder(
     _check(chosen, data)
     with stoppable(), redirect_stdout(sys.stderr if json_ else sys.stdout):
         if sweep:
-            chosen = with_learning_rates(chosen, search_rates(chosen, data, out, print))
+            chosen = with_learning_rates(
+                chosen, search_rates(chosen, data, out, print, launch if on == "slurm" else None)
+            )
         elif rates := paper_rates(chosen):
             print(rates)
-        failed = carry_out(chosen, data, out, places(at_once))
+        assert launch is not None
+        failed = launch(chosen, data, out)
     _status(chosen, out, data, json_)
     if failed:
         print(
@@ -97,6 +115,14 @@ def ladder(
             file=sys.stderr,
         )
         sys.exit(1)
+
+
+def _cancel(study: "Study", out: Path, on: str) -> None:
+    if on != "slurm":
+        raise ValueError("cancel is for jobs; give --on slurm with it, and stop runs on this machine with Ctrl-C.")
+    from lerope.launch import slurm
+
+    print(f"{slurm.cancel(study, out)} jobs of {out} cancelled.")
 
 
 def sized(study: "Study", demo: bool, steps: int | None) -> "Study":
@@ -141,26 +167,40 @@ def _list(as_json: bool) -> None:
     Console(highlight=False).print(table)
 
 
-def _status(study: "Study", out: Path, data: Path | None, as_json: bool) -> None:
+def _status(study: "Study", out: Path, data: Path | None, as_json: bool, on: str = "local") -> None:
     from lerope.data.shards import Manifest
     from lerope.launch.progress import status
 
+    jobs = _jobs(out) if on == "slurm" else {}
     fingerprint = None if data is None else Manifest.load(data).fingerprint()
     rows = [status(run, out, fingerprint) for run in study.runs]
     if as_json:
-        print(json.dumps([vars(row) for row in rows], indent=1))
+        found = [{**vars(row), **({"jobs": jobs.get(row.name, [])} if on == "slurm" else {})} for row in rows]
+        print(json.dumps(found, indent=1))
         return
     table = Table(title=f"{study.name}: {study.sentence}", title_justify="left")
-    for heading in ("run", "state", "step", "validation loss"):
-        table.add_column(heading, justify="left" if heading in ("run", "state") else "right")
+    for heading in ("run", "state", "step", "validation loss", *(["jobs"] if on == "slurm" else [])):
+        table.add_column(heading, justify="right" if heading in ("step", "validation loss") else "left")
     for row in rows:
         loss = "" if row.validation_loss is None else f"{row.validation_loss:.4f}"
-        table.add_row(row.name, row.state, f"{row.step:,}/{row.steps:,}", loss)
+        words = [", ".join(jobs.get(row.name, []))] if on == "slurm" else []
+        table.add_row(row.name, row.state, f"{row.step:,}/{row.steps:,}", loss, *words)
     console = Console(highlight=False)
     console.print(table)
     for row in rows:
         if row.problem is not None:
             console.print(f"{row.name}: {row.problem}", soft_wrap=True, markup=False)
+
+
+def _jobs(out: Path) -> dict[str, list[str]]:
+    """The jobs of runs, in words, by run."""
+    from lerope.launch import scheduler
+    from lerope.launch.slurm import job_words
+
+    found: dict[str, list[str]] = {}
+    for job in scheduler.jobs(out):
+        found.setdefault(job.folder.name, []).append(job_words(job))
+    return found
 
 
 COMMAND = ladder

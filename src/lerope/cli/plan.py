@@ -11,9 +11,12 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from lerope.cli.plan_scale import scale_table, step_content
+from lerope.core.checks import check_number
 from lerope.core.ladder import BATCH_TOKENS, LADDER, ModelConfig, Plan, plan, rung
 from lerope.core.recipe import Parallel
 from lerope.launch.machine import Fit, Machine, Way
+from lerope.launch.steptime import DISK_BYTES_PER_S, NETWORK_BYTES_PER_S, best_step
 from lerope.model.accounting import USABLE_MEMORY, UTILISATION, Memory
 from lerope.model.gpus import GPUS, gpu_named
 
@@ -38,8 +41,10 @@ def command(
     /,
     *,
     gpu: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None,
-    num_gpus: int = 1,
+    num_gpus: Annotated[int, tyro.conf.arg(aliases=["--gpus"])] = 1,
     gpus_per_node: int = 8,
+    network: Annotated[float, tyro.conf.arg(metavar="GB/S")] = NETWORK_BYTES_PER_S / 1e9,
+    disk: Annotated[float, tyro.conf.arg(metavar="GB/S")] = DISK_BYTES_PER_S / 1e9,
     row_length: int = 2048,
     batch_tokens: int = BATCH_TOKENS,
     vocab_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
@@ -52,6 +57,8 @@ def command(
 
     Without a rung, all rungs in one table. Example: lerope plan 217M --gpu H200 --num-gpus 8
 
+    On many, with what they tell each other: lerope plan 2.52B --gpu H100-80G --gpus 64
+
     All runs of a study: lerope plan seeds --gpu H200
 
     Args:
@@ -59,6 +66,8 @@ def command(
         gpu: plan only for this GPU: A100-80G, H100-80G, H200, B200, L40S or RTX 4090.
         num_gpus: total GPUs of the run.
         gpus_per_node: GPUs in one machine; with more than one machine, hybrid shards within each.
+        network: GB/s that a GPU's share of its machine's network receives; stated, not measured.
+        disk: GB/s that the file system writes, for checkpoints; stated, not measured.
         row_length: tokens per row.
         batch_tokens: tokens per step, over all GPUs.
         vocab_size: a vocabulary size other than the rung's.
@@ -92,12 +101,21 @@ def command(
         else:
             _print(_ladder_sections(models, plans, machine))
         return
+    for field, value in (("network", network), ("disk", disk)):
+        if not check_number(field, value) > 0:
+            raise ValueError(f"{field} must be positive, in GB/s; got {value:g}.")
+    steps = [best_step(models[name], machine, g, network * 1e9) for g in machine.gpus]
     fits = {g.name: [machine.fit(models[name], g, way) for way in machine.ways()] for g in machine.gpus}
     if json:
         content = _summary(name, models[name], plans[name], machine)
-        print(dumps({**content, **_memory_content(models[name], machine, fits)}, indent=2))
+        content |= _memory_content(models[name], machine, fits) | step_content(models[name], steps, disk * 1e9)
+        print(dumps(content, indent=2))
     else:
         _print(_rung_sections(name, models[name], plans[name], machine, fits))
+        if num_gpus > 1:
+            shown = scale_table(models[name], machine, steps, plans[name].steps, network * 1e9, disk * 1e9)
+            print()
+            _print([_Section(title=f"A step on {num_gpus:,} GPUs, on paper", table=shown[0], note=shown[1])])
 
 
 COMMAND = command

@@ -12,10 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
+from lerope.cli.launching import On, launcher
 from lerope.cli.stopping import stoppable
 from lerope.cli.train import Changes
 from lerope.core.ladder import LEARNING_RATE_INDEX
 from lerope.core.recipe import Setup
+from lerope.launch.cluster import Cluster
 
 if TYPE_CHECKING:
     from lerope.results import Sweep
@@ -31,7 +33,10 @@ def sweep(
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
     previous: Annotated[tuple[Path, ...], arg(metavar="DIR...", help_behavior_hint="")] = (),
     extrapolate: Annotated[tuple[str, ...], arg(metavar="RUNG...", help_behavior_hint="")] = (),
+    on: On = "local",
+    cluster: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
     json_: Annotated[bool, arg(name="json")] = False,
+    where: Annotated[Cluster, OmitArgPrefixes, arg(name="")] = Cluster(),  # noqa: B008
     changes: Annotated[Changes, OmitArgPrefixes, arg(name="")] = Changes(),  # noqa: B008
     setup: Annotated[Setup, OmitArgPrefixes, arg(name="")] = Setup(),  # noqa: B008
 ) -> None:
@@ -41,6 +46,8 @@ def sweep(
     no finished run.
 
     Example: lerope sweep 52M --data data/c4 --encodings rope lerope
+
+    On a cluster, one job per run: lerope sweep 52M --data /shared/c4 --out /shared/sweep --on slurm --time 2:00:00
 
     Predict larger rungs: lerope sweep 608M --data data/c4 --previous sweeps/52M sweeps/217M --extrapolate 1.34B 2.52B
 
@@ -54,10 +61,12 @@ def sweep(
         out: the folder of the runs; by default sweeps/RUNG.
         previous: folders of other rungs' sweeps.
         extrapolate: rungs whose index to predict from this and previous sweeps.
+        on: This machine, one run at a time; or jobs of a Slurm cluster, a guess and its neighbours at once.
+        cluster: with --on slurm, a file with lines such as partition = "gpu", for the options below.
         json_: Print JSON.
     """
     from lerope.core.ladder import rung as model_of
-    from lerope.launch.sweep import SWEEP, predict, training
+    from lerope.launch.sweep import SWEEP, Ahead, predict, training, training_by
     from lerope.launch.sweep import sweep as search
     from lerope.results import Sweep
 
@@ -68,13 +77,23 @@ def sweep(
     if extrapolate and not previous:
         raise ValueError("previous must name other rungs' sweeps for --extrapolate; got none.")
     earlier = [Sweep.load(folder / SWEEP) for folder in previous]
-    settings, objective = training(rung, data, seed, changes.given(setup.device), setup)
+    ahead: Ahead | None = None
+    if on == "slurm":
+        if setup != Setup():
+            raise ValueError(
+                "setup is this machine's; with --on slurm leave out how a machine trains, such as --device."
+            )
+        given = {"precision": "float32" if where.gpus_per_run == 0 else "bf16", **changes.alone()}
+        settings, objective, ahead = training_by(launcher(on, None, cluster, where), rung, data, seed, given)
+    else:
+        launcher(on, None, cluster, where)
+        settings, objective = training(rung, data, seed, changes.given(setup.device), setup)
     guess: int | Literal["cold"] = LEARNING_RATE_INDEX[rung] if start is None else start
     if start is None and (predicted := predict(earlier, [rung])):
         guess = predicted[0]["index"]
     out = out or Path("sweeps") / rung
     with stoppable(), redirect_stdout(sys.stderr if json_ else sys.stdout):
-        found = search(out, settings, encodings, None if guess == "cold" else guess, objective, _say)
+        found = search(out, settings, encodings, None if guess == "cold" else guess, objective, _say, ahead)
     if extrapolate:
         found = replace(found, predictions=predict([*earlier, found], extrapolate))
         found.save(out / SWEEP)

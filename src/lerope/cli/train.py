@@ -55,8 +55,11 @@ class Changes:
         """Those that were given, and this device's default precision."""
         from lerope.train.parallel import usual_precision
 
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        return {"precision": usual_precision(device), **given}
+        return {"precision": usual_precision(device), **self.alone()}
+
+    def alone(self) -> dict[str, Any]:
+        """Those that were given."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 def train(

@@ -16,15 +16,15 @@ _RETRY_S = 0.05
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Creates a folder and keeps every other process out of it."""
+def locked(folder: Path, patience_s: float = _PATIENCE_S) -> Iterator[None]:
+    """Creates a folder and keeps every other process out; raises if one stays in it longer than `patience_s`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / LOCK).open("a")
     except OSError as error:
         raise ValueError(f"out must be a writable folder; got {folder} ({error.strerror}).") from None
     with lock:
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + patience_s
         while not _lock(lock, fcntl.LOCK_EX):
             if time.monotonic() >= deadline:
                 raise ValueError(f"{folder} is in use by another process; wait for it, or use another folder.")

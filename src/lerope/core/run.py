@@ -24,6 +24,8 @@ from lerope.core.files import read_json, read_lines, sha256_of, write_json
 from lerope.core.recipe import Recipe
 
 RUN = "run.json"
+# What a run leaves whose loss was no number; gone once it is trained again.
+DIVERGED = "diverged.json"
 METRICS, HISTORY = "metrics.jsonl", "frequencies.jsonl"
 CHECKPOINTS, MODEL, PROFILE, RESULTS = "checkpoints", "model", "profile", "results"
 # In the folder `model`.

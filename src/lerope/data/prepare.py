@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
-
 from lerope.core.files import write_whole
 from lerope.core.locks import locked
 from lerope.core.run import TOKENIZER
 from lerope.core.signals import Signals, Stopped
 from lerope.core.terminal import Display
+from lerope.data.parts import Parts, Share
 from lerope.data.resume import PROGRESS, Progress, Rate, compare, full_disk_explained
 from lerope.data.shards import (
     MANIFEST,
@@ -23,8 +22,8 @@ from lerope.data.shards import (
     SplitName,
     SplitWriter,
     limit_in_words,
+    split_entropy,
     token_dtype,
-    unigram_entropy,
 )
 from lerope.data.sources import Part, default_validation, find_parts, parts_digest, read_part, sample
 from lerope.data.tokenizer import VOCAB_SIZE, Tokenizer
@@ -36,9 +35,6 @@ _CHECKED_BYTES = 2_000_000
 _BATCH_CHARACTERS = 1 << 20
 _RECORD_CHARACTERS = 64  # added per record to its text, so that batches of tiny records stay small too
 _SAVE_SECONDS = 5.0
-
-Parts = list[tuple[Part, SplitName | None]]
-"""With the split each belongs to; None if that is decided document by document."""
 
 
 def prepare(
@@ -54,6 +50,7 @@ def prepare(
     max_validation_tokens: int | None = None,
     skip_invalid: bool = False,
     num_workers: int | None = None,
+    part: str | None = None,
 ) -> Manifest:
     """Prepares a corpus, or resumes; for a complete one, only checks the settings.
 
@@ -71,6 +68,7 @@ def prepare(
             fraction nor sources for validation).
         skip_invalid: skip documents that are not valid UTF-8, and count them.
         num_workers: processes that encode; by default, one per core. The result does not depend on it.
+        part: "2/4" prepares the second of four shares of the files, in a folder below `out`, for `merge`.
 
     Raises:
         Stopped: after Ctrl-C or SIGTERM, with the progress saved.
@@ -107,6 +105,10 @@ def prepare(
     parts: Parts = [(part, "train" if validation else None) for part in training]
     parts += [(part, "validation") for part in held_out]
     directory = Path(out)
+    if part is not None:
+        share = Share.parse(part)
+        share.check(parts, settings)
+        parts, settings["part"], directory = share.of(parts), part, share.folder(directory)
     with locked(directory), full_disk_explained(directory):
         if (directory / MANIFEST).exists():
             manifest = Manifest.load(directory)
@@ -279,13 +281,13 @@ def _finish(
     """Writes the manifest, which completes the corpus."""
     settings = progress.settings
     total = sum(progress.num_documents.values())
-    if not total:
+    if not total and "part" not in settings:
         raise ValueError(
             f"the sources contain no document with text, {progress.num_skipped:,} are empty or invalid; name others "
             f"and another --out."
         )
     for split, count in progress.num_documents.items():
-        if not count:
+        if not count and "part" not in settings:
             fix = "--validation sources with text" if settings["validation"] else "another --validation-fraction"
             fix += "" if settings["validation"] or not settings["max_tokens"] else " or a larger --max-tokens"
             raise ValueError(
@@ -301,13 +303,13 @@ def _finish(
         eos=tokenizer.eos,
         tokenizer_sha256=tokenizer.sha256,
         num_skipped=progress.num_skipped,
-        code_share=progress.num_code_bytes["train"] / progress.num_bytes["train"],
+        code_share=progress.num_code_bytes["train"] / max(progress.num_bytes["train"], 1),
         splits={
             split: SplitManifest(
                 num_documents=progress.num_documents[split],
                 num_tokens=progress.num_tokens[split],
                 num_bytes=progress.num_bytes[split],
-                unigram_entropy=_entropy(directory, shards[split], tokenizer.vocab_size),
+                unigram_entropy=split_entropy(directory, shards[split], tokenizer.vocab_size),
                 shards=shards[split],
                 max_tokens=_limit(progress, split),
             )
@@ -318,12 +320,3 @@ def _finish(
     manifest.save(directory)
     (directory / PROGRESS).unlink()
     return manifest
-
-
-def _entropy(directory: Path, shards: list[Shard], vocab_size: int) -> float:
-    counts = np.zeros(vocab_size, np.int64)
-    for shard in shards:
-        with (directory / f"{shard.name}.tokens").open("rb") as file:
-            while block := file.read(1 << 22):
-                counts += np.bincount(np.frombuffer(block, token_dtype(vocab_size)), minlength=vocab_size)
-    return unigram_entropy(counts)

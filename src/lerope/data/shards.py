@@ -8,7 +8,7 @@ end to end) and `SPLIT-00000.ends` (for each document the offset, in tokens, at 
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,7 @@ SPLITS: tuple[SplitName, ...] = ("train", "validation")
 
 MANIFEST = "manifest.json"
 SHARD_TOKENS = 1 << 28
+_BLOCK_TOKENS = 1 << 22
 _VERIFIED = ".verified.json"
 _VERSION = 2
 
@@ -148,19 +149,25 @@ class SplitWriter:
             os.truncate(path, sizes.get(path, 0))
 
     def append(self, tokens: Tokens, lengths: npt.NDArray[np.int64]) -> None:
-        """Adds whole documents, end to end in `tokens`."""
-        if not len(lengths):
-            return
-        if not self._sizes or self._sizes[-1][1] >= SHARD_TOKENS:
-            self._sizes.append([0, 0])
-        size = self._sizes[-1]
-        ends = size[1] + np.cumsum(lengths, dtype=np.uint64)
-        with self._path(len(self._sizes) - 1, "tokens").open("ab") as file:
-            file.write(tokens.astype(self.dtype, copy=False).tobytes())
-        with self._path(len(self._sizes) - 1, "ends").open("ab") as file:
-            file.write(ends.astype("<u8").tobytes())
-        size[0] += len(lengths)
-        size[1] += int(lengths.sum())
+        """Adds whole documents, end to end in `tokens`.
+
+        A shard ends with the document that fills it, so that shards do not depend on how many are added at once.
+        """
+        begin = 0
+        while begin < len(lengths):
+            if not self._sizes or self._sizes[-1][1] >= SHARD_TOKENS:
+                self._sizes.append([0, 0])
+            size = self._sizes[-1]
+            ends = size[1] + np.cumsum(lengths[begin:], dtype=np.uint64)
+            ends = ends[: int(np.searchsorted(ends, SHARD_TOKENS)) + 1]
+            count = int(ends[-1]) - size[1]
+            with self._path(len(self._sizes) - 1, "tokens").open("ab") as file:
+                file.write(tokens[:count].astype(self.dtype, copy=False).tobytes())
+            with self._path(len(self._sizes) - 1, "ends").open("ab") as file:
+                file.write(ends.astype("<u8").tobytes())
+            size[0] += len(ends)
+            size[1] += count
+            tokens, begin = tokens[count:], begin + len(ends)
 
     def state(self) -> list[list[int]]:
         """[documents, tokens] of each shard, once everything has reached the disk."""
@@ -211,6 +218,16 @@ class Split:
         shard = int(np.searchsorted(self._first, index, side="right")) - 1
         begin, end = (int(x) for x in self._starts[shard][index - self._first[shard] :][:2])
         return self._tokens[shard][begin + start : end if stop is None else min(begin + stop, end)]
+
+    def blocks(self) -> Iterator[tuple[Tokens, npt.NDArray[np.int64]]]:
+        """All documents in order, some at a time: their tokens end to end, and their lengths."""
+        for tokens, starts in zip(self._tokens, self._starts, strict=True):
+            first = 0
+            while first < len(starts) - 1:
+                wanted = starts[first] + np.uint64(_BLOCK_TOKENS)
+                last = min(max(int(np.searchsorted(starts, wanted)), first + 1), len(starts) - 1)
+                yield tokens[int(starts[first]) : int(starts[last])], np.diff(starts[first : last + 1]).astype(np.int64)
+                first = last
 
 
 class Corpus:
@@ -268,6 +285,16 @@ def unigram_entropy(counts: Iterable[int] | npt.NDArray[np.int64]) -> float:
     counts = np.asarray(counts, dtype=np.float64)
     shares = counts[counts > 0] / max(counts.sum(), 1)
     return float(-(shares * np.log(shares)).sum())
+
+
+def split_entropy(directory: Path, shards: Iterable[Shard], vocab_size: int) -> float:
+    """The same of all tokens of some shards."""
+    counts = np.zeros(vocab_size, np.int64)
+    for shard in shards:
+        with (directory / f"{shard.name}.tokens").open("rb") as file:
+            while block := file.read(1 << 22):
+                counts += np.bincount(np.frombuffer(block, token_dtype(vocab_size)), minlength=vocab_size)
+    return unigram_entropy(counts)
 
 
 def _read_verified(directory: Path) -> dict[str, Any]:

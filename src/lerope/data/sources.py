@@ -1,6 +1,6 @@
 """Where text comes from. A SOURCE is one of
 
-* a file or a folder of .txt .md .py .jsonl .jsonl.gz .jsonl.xz .jsonl.zst .parquet,
+* a file or a folder of .txt .md .py .jsonl .jsonl.gz .jsonl.xz .jsonl.zst .json.gz (lines, as C4's files) .parquet,
 * `python:`, the Python sources of the running interpreter,
 * `hf:NAME[:CONFIG[:SPLIT]]`, a Hugging Face dataset (`hf:c4` and `hf:starcoder` are known by these names and by
   their full ones, `hf:allenai/c4` and `hf:bigcode/starcoderdata`).
@@ -17,7 +17,7 @@ from lerope.data import hub
 from lerope.data.readers import Record, read_jsonl, read_parquet, read_text
 
 _TEXT = (".txt", ".md", ".py")
-_JSONL = (".jsonl", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst")
+_JSONL = (".jsonl", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst", ".json.gz")
 ENDINGS = (*_TEXT, *_JSONL, ".parquet")
 # Folders without library code, or with deliberately odd code.
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}

@@ -1,6 +1,7 @@
 """Runs a study on this machine: every run in its own process, several at once, with run directories the only state."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,15 +12,15 @@ from typing import IO
 from lerope.core.signals import Signals, Stopped
 from lerope.core.terminal import Display
 from lerope.data.shards import Manifest
-from lerope.launch.measured import is_measured, note
-from lerope.launch.progress import in_use, is_trained, last_records, tail
-from lerope.launch.study import Command, PlannedRun, Study
+from lerope.launch.launcher import LOGS, Task, last_words, needs_failed, tasks_left
+from lerope.launch.measured import note
+from lerope.launch.progress import in_use, is_trained, last_records
+from lerope.launch.study import PlannedRun, Study
 
-LOGS = "logs"
 Place = dict[str, str]
 """Environment variables that give a run its GPU or its threads."""
-Task = tuple[Command | None, list[str]]
-"""What a command measures (None for training), and its arguments."""
+# What asks a run to save. SIGTERM would do, except for runs started by srun: it kills them on that, and passes this on.
+SAVE = signal.SIGUSR2
 
 _POLL_S = 0.1
 
@@ -52,10 +53,9 @@ def carry_out(
     out: Path,
     where: Sequence[Place],
     program: Sequence[str] = (sys.executable, "-m", "lerope"),
+    options: Sequence[str] = (),
 ) -> dict[str, str]:
-    """Trains and measures all unfinished runs of a study; returns what went wrong, by run.
-
-    A failed run does not affect the others. Raises Stopped after a signal, once every child has saved its work.
+    """The launcher of one machine; after a signal, every child has saved its work.
 
     Args:
         study: what to run.
@@ -63,10 +63,11 @@ def carry_out(
         out: the study's folder: run directories, and logs/RUN.log.
         where: each of these takes one run at a time.
         program: the program that takes a command's arguments.
+        options: what `lerope train` is given besides.
     """
     (out / LOGS).mkdir(parents=True, exist_ok=True)
     with Display() as display, Signals() as signals:
-        queue = _Queue(study, data, out, where, program, display.say)
+        queue = _Queue(study, data, out, where, program, options, display.say)
         try:
             while queue.advance():
                 if signals.received is not None:
@@ -89,9 +90,10 @@ class _Queue:
         out: Path,
         where: Sequence[Place],
         program: Sequence[str],
+        options: Sequence[str],
         say: Callable[[str], None],
     ) -> None:
-        self._data, self._out, self._program, self._say = data, out, program, say
+        self._data, self._out, self._program, self._options, self._say = data, out, program, options, say
         self._fingerprint = Manifest.load(data).fingerprint()
         self._runs = {run.name: run for run in study.runs}
         self._waiting = list(study.runs)
@@ -119,7 +121,7 @@ class _Queue:
     def stop(self) -> None:
         """Asks all processes to save their work, and waits until they have."""
         for work in self._working:
-            work.process.terminate()
+            work.process.send_signal(SAVE)
         for work in self._working:
             work.process.wait()
             work.close()
@@ -141,9 +143,9 @@ class _Queue:
         name, folder = run.name, self._out / run.name
         if run.after is not None and not self._has_frequencies(run.after):
             if run.after in self.failed:
-                self._fail(run, f"needs {run.after}, which failed")
+                self._fail(run, needs_failed(run))
             return
-        tasks = self._tasks(run)
+        tasks = tasks_left(run, self._data, self._out, self._fingerprint)
         if not tasks:
             self._waiting.remove(run)
             self._elsewhere.discard(name)
@@ -159,16 +161,9 @@ class _Queue:
         self._elsewhere.discard(name)
         self._waiting.remove(run)
         log = (self._out / LOGS / f"{name}.log").open("a")
+        tasks = [(what, command if what else [*command, *self._options]) for what, command in tasks]
         self._working.append(_Work(run, self._program, tasks, folder, self._free.pop(0), log))
         self._say(f"{name}: started")
-
-    def _tasks(self, run: PlannedRun) -> list[Task]:
-        """What is left to do for a run."""
-        train, *measure = run.commands(self._data, self._out)
-        tasks = list(zip(run.measure, measure, strict=True))
-        if not is_trained(run, self._out, self._fingerprint):
-            return [(None, train), *tasks]
-        return [(each, command) for each, command in tasks if not is_measured(each, self._out / run.name)]
 
     def _end(self, work: "_Work") -> None:
         work.close()
@@ -180,9 +175,8 @@ class _Queue:
         elif in_use(self._out / name):
             self._waiting.append(work.run)  # another process was faster; wait for it
         else:
-            self._fail(
-                work.run, f"{work.doing} exited with {work.process.returncode}: {_last_line(Path(work.log.name))}"
-            )
+            words = last_words(Path(work.log.name))
+            self._fail(work.run, f"{work.doing} exited with {work.process.returncode}: {words}")
 
     def _fail(self, run: PlannedRun, why: str) -> None:
         if run in self._waiting:
@@ -237,8 +231,3 @@ class _Work:
     def close(self) -> None:
         """Closes the log."""
         self.log.close()
-
-
-def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in tail(log) if line.strip()]
-    return lines[-1] if lines else "its log is empty"

@@ -52,7 +52,8 @@ class Machine:
         if rows % check_count("num_gpus", self.num_gpus):
             raise ValueError(
                 f"num_gpus must divide the {rows} rows of {self.row_length:,} tokens that batch_tokens gives; "
-                f"got {self.num_gpus}."
+                f"got {self.num_gpus}"
+                + (f": more than {rows} need a larger batch, which is another recipe." if self.num_gpus > rows else ".")
             )
 
     def ways(self) -> list[Way]:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from lerope.core.ladder import LEARNING_RATE_INDEX, rung, total_parameters
 from lerope.core.recipe import Setup
+from lerope.launch.launcher import Launcher
 from lerope.launch.study import PlannedRun, Study
-from lerope.launch.sweep import SWEEP, predict, sweep, training
+from lerope.launch.sweep import SWEEP, Ahead, predict, sweep, training, training_by
 from lerope.paper.numbers import SWEPT
 from lerope.results import Sweep
 from lerope.scaling.lr_search import learning_rate
@@ -26,21 +27,34 @@ def paper_rates(study: Study) -> str:
     )
 
 
-def search_rates(study: Study, data: Path, out: Path, say: Callable[[str], None]) -> dict[str, float]:
+def search_rates(
+    study: Study, data: Path, out: Path, say: Callable[[str], None], launch: Launcher | None = None
+) -> dict[str, float]:
     """The best learning rate of each rung of a study, from OUT/sweeps; trains what is missing.
 
     As in the paper, rungs up to 608M are swept, and larger ones follow from the line through those.
+
+    Args:
+        study: whose rungs.
+        data: a folder that `lerope data prepare` wrote.
+        out: the study's folder.
+        say: prints a line for each run.
+        launch: trains several at once; by default, this process does, one at a time.
     """
     found: list[Sweep] = []
     for name, first in _smallest_first(study):
         if total_parameters(rung(name)) > _LARGEST_SWEPT:
             continue
         changes = {field: value for field, value in first.changes.items() if field != "learning_rate"}
-        settings, objective = training(name, data, first.seed, changes, Setup())
+        ahead: Ahead | None = None
+        if launch is None:
+            settings, objective = training(name, data, first.seed, changes, Setup())
+        else:
+            settings, objective, ahead = training_by(launch, name, data, first.seed, changes)
         predicted = predict(found, [name])
         guess = predicted[0]["index"] if predicted else LEARNING_RATE_INDEX[name]
         say(f"{name}: searching for the learning rate, from index {guess}")
-        found.append(sweep(out / SWEEPS / name, settings, [METHOD], guess, objective, say))
+        found.append(sweep(out / SWEEPS / name, settings, [METHOD], guess, objective, say, ahead))
     return _rates(study, found)
 
 

@@ -33,6 +33,8 @@ class PlannedRun:
     after: str | None = None
     """The name of an earlier run of the study whose model/frequencies.json this one uses."""
     measure: tuple[Command, ...] = (("eval",),)
+    called: str = ""
+    """A name of its own, in place of the one by rung, encoding and seed."""
 
     def __post_init__(self) -> None:
         if (self.encoding == FROZEN) != (self.after is not None):
@@ -47,7 +49,7 @@ class PlannedRun:
     @cached_property
     def name(self) -> str:
         """The name of the run directory."""
-        return "-".join(filter(None, (self.recipe(Path()).name, self.suffix)))
+        return self.called or "-".join(filter(None, (self.recipe(Path()).name, self.suffix)))
 
     def recipe(self, out: Path) -> Recipe:
         """The full recipe, for a study in the folder `out`."""

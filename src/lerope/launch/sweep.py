@@ -11,17 +11,24 @@ from lerope.core.files import differences
 from lerope.core.ladder import ModelConfig, rung, total_parameters
 from lerope.core.locks import locked
 from lerope.core.recipe import Setup, recipe
-from lerope.core.run import provenance
+from lerope.core.run import DIVERGED, is_run, provenance, read_metrics, read_run
 from lerope.core.signals import Stopped
 from lerope.data.shards import Corpus
-from lerope.launch.study import label
+from lerope.launch.launcher import Launcher
+from lerope.launch.study import PlannedRun, Study, label
 from lerope.results import LearningRateOptimum, LearningRatePrediction, Sweep, Trial
-from lerope.scaling.lr_search import fit_grid, learning_rate, next_index, optimum
+from lerope.scaling.lr_search import fit_grid, learning_rate, next_index, optimum, upcoming
 
 SWEEP = "sweep.json"
+# Runs at once where there is a cluster: a guess and its two neighbours, with which a right guess is known to be one.
+_AT_ONCE = 3
 
 Objective = Callable[[str, int, Path], float]
 """Loss of an encoding at an index, given the folder for its run; inf if it diverged. Raises Stopped on request."""
+
+
+Ahead = Callable[[str, Mapping[int, Path]], None]
+"""Is told of an encoding's indices and folders before the first of them is asked for; the others may be, next."""
 
 
 def sweep(
@@ -31,6 +38,7 @@ def sweep(
     start: int | None,
     objective: Objective,
     say: Callable[[str], None] = print,
+    ahead: Ahead | None = None,
 ) -> Sweep:
     """Searches for each encoding's best learning rate, one run at a time; known results are not run again.
 
@@ -41,6 +49,8 @@ def sweep(
         start: a guess for the first encoding's index; None if there is none.
         objective: trains.
         say: prints a line for each run.
+        ahead: trains several at once. What is found does not depend on it: a run that was not asked for in the end
+            does not count.
     """
     encodings = [EncodingSpec.parse(encoding).text for encoding in encodings]
     if len(set(encodings)) < len(encodings) or not encodings:
@@ -51,6 +61,9 @@ def sweep(
             losses = losses_of(state, encoding)
             while (index := next_index(losses, start)) is not None:
                 folder = Path(label(encoding)) / f"lr-{index}"
+                if ahead is not None:
+                    indices = upcoming(losses, start, _AT_ONCE)
+                    ahead(encoding, {each: out / label(encoding) / f"lr-{each}" for each in indices})
                 losses[index] = objective(encoding, index, out / folder)
                 trial = _trial(encoding, index, losses[index], folder)
                 state = replace(state, trials=[*state.trials, trial], provenance=provenance())
@@ -81,16 +94,8 @@ def training(
     from lerope.train.parallel import usual_precision
     from lerope.train.trainer import Diverged
 
-    if "learning_rate" in changes:
-        raise ValueError("learning_rate is what a sweep searches for; omit it, or give --start.")
     changes = {"precision": usual_precision(setup.device), **changes}
-    searched = {"encoding", "learning_rate", "frequency_learning_rate"} - changes.keys()
-    fixed = asdict(recipe(name, seed=seed, **changes))
-    settings = {
-        "rung": name,
-        "recipe": {field: value for field, value in fixed.items() if field not in searched},
-        "data": Corpus(data, verify="sizes").manifest.fingerprint(),
-    }
+    settings = _settings(name, data, seed, changes)
 
     def objective(encoding: str, index: int, folder: Path) -> float:
         torch.compiler.reset()  # or many models' blocks would count as one that is recompiled too often
@@ -105,6 +110,70 @@ def training(
         return outcome.validation_loss
 
     return settings, objective
+
+
+def training_by(
+    launch: Launcher, name: str, data: Path, seed: int, changes: Mapping[str, Any]
+) -> tuple[dict[str, Any], Objective, Ahead]:
+    """The same for a launcher that trains runs at once: settings, objective, and what trains ahead of it.
+
+    Args:
+        launch: trains.
+        name: the rung.
+        data: a folder that `lerope data prepare` wrote.
+        seed: of every run.
+        changes: fields of the recipe that differ from the paper's, the precision among them; not the learning rate.
+    """
+    failed: dict[Path, str] = {}
+
+    def ahead(encoding: str, folders: Mapping[int, Path]) -> None:
+        first, *_ = folders.values()
+        if _outcome(first) is not None:
+            return
+        runs = [
+            PlannedRun(
+                rung=name,
+                encoding=encoding,
+                seed=seed,
+                changes={**changes, "learning_rate": learning_rate(index)},
+                measure=(),
+                called=folder.name,
+            )
+            for index, folder in folders.items()
+            if _outcome(folder) is None
+        ]
+        problems = launch(Study(name=f"sweep-{name}", sentence="", runs=runs), data, first.parent)
+        failed.update({first.parent / run: why for run, why in problems.items()})
+
+    def objective(encoding: str, index: int, folder: Path) -> float:
+        loss = _outcome(folder)
+        if loss is None:
+            raise ValueError(f"{folder} failed, and a sweep needs its loss: {failed.get(folder, 'nobody knows why')}")
+        return loss
+
+    return _settings(name, data, seed, changes), objective, ahead
+
+
+def _settings(name: str, data: Path, seed: int, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the losses of a rung's sweep besides encoding and learning rate."""
+    if "learning_rate" in changes:
+        raise ValueError("learning_rate is what a sweep searches for; omit it, or give --start.")
+    searched = {"encoding", "learning_rate", "frequency_learning_rate"} - changes.keys()
+    fixed = asdict(recipe(name, seed=seed, **changes))
+    return {
+        "rung": name,
+        "recipe": {field: value for field, value in fixed.items() if field not in searched},
+        "data": Corpus(data, verify="sizes").manifest.fingerprint(),
+    }
+
+
+def _outcome(folder: Path) -> float | None:
+    """The loss of a run that is finished, inf for one that diverged, None for any other."""
+    if (folder / DIVERGED).exists():
+        return math.inf
+    if not is_run(folder) or not read_run(folder).finished:
+        return None
+    return read_metrics(folder).validation_loss
 
 
 def losses_of(found: Sweep, encoding: str) -> dict[int, float]:

@@ -53,6 +53,32 @@ def next_index(losses: Mapping[int, float], start: int | None) -> int | None:
     return None
 
 
+def upcoming(losses: Mapping[int, float], start: int | None, count: int) -> list[int]:
+    """Up to `count` indices that `next_index` may ask for from here on: the next one, then those that may follow it.
+
+    Where runs can be trained at once, these are worth starting together: first what follows if each is worse than what
+    is known, which is what ends a search.
+    """
+    found: list[int] = []
+    cases = [dict(losses)]
+    for _ in range(count):
+        following = []
+        for case in cases:
+            try:
+                index = next_index(case, start)
+            except ValueError:  # beyond the grid's end
+                continue
+            if index is None:
+                continue
+            if index not in found:
+                found.append(index)
+            known = [loss for loss in case.values() if math.isfinite(loss)]
+            worse, better = max(known, default=0.0) + 1, min(known, default=0.0) - 1
+            following += [{**case, index: worse}, {**case, index: better}]
+        cases = following
+    return found[:count]
+
+
 def optimum(losses: Mapping[int, float]) -> int:
     """The index of the lowest loss; among equals side by side the middle one, of two the smaller rate."""
     known = _without_nan(losses)

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from lerope.core.files import sha256_of
+from lerope.core.files import sha256_of, write_json
 from lerope.core.ladder import flops_per_token, total_parameters
 from lerope.core.recipe import Recipe, Setup
-from lerope.core.run import PROFILE, RESULTS, WEIGHTS, Identity, Start, read_metrics, read_run
+from lerope.core.run import DIVERGED, PROFILE, RESULTS, WEIGHTS, Identity, Start, read_metrics, read_run
 from lerope.core.signals import Signals
 from lerope.core.terminal import Display, readable
 from lerope.data.loader import Loader
@@ -34,7 +34,7 @@ from lerope.train.parallel import Ranks, captures, compiles, start_ranks
 from lerope.train.records import Records
 from lerope.train.rundir import RunDirectory, provenance
 from lerope.train.timeline import Clock, summary
-from lerope.train.trainer import Hook, Loop, Trainer
+from lerope.train.trainer import Diverged, Hook, Loop, Trainer
 
 # Tokens per forward pass on a CPU, where more gain nothing.
 _CPU_TOKENS = 8192
@@ -136,6 +136,7 @@ def _carry_out(engine: Engine, corpus: Corpus, run: RunDirectory, own_hooks: Seq
     store = Store(run.checkpoints, digest, ranks, setup.keep_checkpoints)
     first, complaints = engine.resume(store)
     ranks.on_main(lambda: run.rewind(first if first else -1))
+    ranks.on_main(lambda: (run.path / DIVERGED).unlink(missing_ok=True))
     for complaint in complaints:
         _say(ranks, f"warning: {complaint}")
     if first:
@@ -184,9 +185,13 @@ def _carry_out(engine: Engine, corpus: Corpus, run: RunDirectory, own_hooks: Seq
 
 @contextmanager
 def _explained(engine: Engine, run: RunDirectory) -> Iterator[None]:
-    """Turns a full disk or running out of memory into a sentence."""
+    """Turns a full disk or running out of memory into a sentence; notes that a run diverged, for who waits for it."""
     try:
         yield
+    except Diverged as error:
+        if engine.ranks.is_main:
+            write_json(run.path / DIVERGED, {"sentence": str(error)})
+        raise
     except OSError as error:
         raise ValueError(
             f"{run.path} cannot be written ({error.strerror or error}): training stopped, the last checkpoint is "
