@@ -99,11 +99,13 @@ def test_a_sweep_trains_what_the_study_trains(capsys, tmp_path, monkeypatch):
     """The study's usual rows in this machine's precision; every run then has the rate that was found."""
     monkeypatch.setitem(LADDER, "demo", TINY)
     carried_out = []
-    monkeypatch.setattr("lerope.launch.local.carry_out", lambda study, *rest, **options: carried_out.append(study) or {})
+    monkeypatch.setattr(
+        "lerope.launch.local.carry_out", lambda study, *rest, **options: carried_out.append(study) or {}
+    )
     out = tmp_path / "out"
     study = ("ladder", "lengths", "--demo", "--steps", 2, "--out", out, "--data", tiny_corpus(tmp_path / "data"))
     assert "sweeps/demo/sweep.json does not exist" in called(capsys, *study, "--sweep", "--print", code=2)
-    assert "searching the learning rate" in called(capsys, *study, "--sweep")
+    assert "searching for the learning rate" in called(capsys, *study, "--sweep")
     swept = [read_run(path.parent).recipe for path in sorted((out / "sweeps").rglob("run.json"))]
     assert len(swept) >= 3
     best = Sweep.load(out / "sweeps" / "demo" / "sweep.json").optima[0]["learning_rate"]
@@ -153,7 +155,8 @@ def test_a_study_in_processes_of_its_own(capsys, data, tmp_path, monkeypatch):
 def test_a_failure_is_reported_and_ends_with_1(capsys, data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "lerope.launch.local.carry_out", lambda study, *args, **options: {study.runs[0].name: "train exited with 2: no."}
+        "lerope.launch.local.carry_out",
+        lambda study, *_, **__: {study.runs[0].name: "train exited with 2: no."},
     )
     error = called(capsys, "ladder", "p", "--demo", "--data", data, code=1)
     assert error.startswith("1 of 4 runs failed")

@@ -86,7 +86,7 @@ def _lines(axes: Any, files: RunFiles, colours: Any) -> None:
     axes.axhline(length, color="black", ls="--", lw=0.9, zorder=5, label=f"train length {length:,}")
     axes.set(xlabel="step", xlim=(0, steps[-1]))
     thousands(axes.xaxis)
-    axes.locator_params(axis="x", nbins=5)
+    axes.locator_params(axis="x", nbins=5, integer=True)
 
 
 def _line(axes: Any, steps: Floats, wavelengths: Floats, negative: Any, shape: dict[str, Any]) -> None:
