@@ -10,7 +10,9 @@ from lerope.core.files import read_json, write_json
 from lerope.launch import job as module
 from lerope.launch.cluster import Cluster, read_cluster, share
 from lerope.launch.job import JobFile, carry_out_job, program
-from lerope.launch.study import PlannedRun, grid
+from lerope.launch.scheduler import Job
+from lerope.launch.slurm import _Watch
+from lerope.launch.study import PlannedRun, Study, grid
 from tests.data.corpora import write_corpus
 
 
@@ -135,3 +137,97 @@ def test_bad_input_is_one_sentence(tmp_path, monkeypatch, capsys, options, sente
     assert stop.value.code == 2, text
     assert sentence in text
     assert "Traceback" not in text
+
+
+class FakeSlurm:
+    """Stands for the scheduler: takes jobs, runs none."""
+
+    def __init__(self, monkeypatch):
+        self.live, self.options, self.cancelled = [], {}, []
+        for name in ("jobs", "submit", "cancel", "ended_as"):
+            monkeypatch.setattr(f"lerope.launch.scheduler.{name}", getattr(self, name))
+
+    def jobs(self, out):
+        return list(self.live)
+
+    def submit(self, kind, folder, command, options):
+        number = str(len(self.options) + 1)
+        self.options[number] = [option for option in options if option.startswith("--dep")]
+        self.live.append(Job(number, "PENDING", "Priority", kind, folder))
+        return number
+
+    def cancel(self, ids):
+        self.cancelled += ids
+
+    def ended_as(self, number):
+        return "CANCELLED"
+
+
+@pytest.fixture
+def watch(tmp_path, monkeypatch):
+    """Makes what watches a study of four runs, the last of which needs the second; measured but for the third."""
+    data = write_corpus(tmp_path / "data", {"train": [9], "validation": [9]})
+    runs = grid(["demo"], ["rope"], steps=3) + grid(["demo"], ["lerope"], [42, 43], steps=3)
+    runs[2] = replace(runs[2], measure=())
+    runs.append(PlannedRun(rung="demo", encoding="frozen", after=runs[1].name, changes={"steps": 3}))
+    (tmp_path / "out" / "jobs").mkdir(parents=True)
+    said = []
+
+    def make(**options):
+        study = Study(name="four", sentence="", runs=runs)
+        return _Watch(study, data, tmp_path / "out", Cluster(gpus_per_run=0, **options), said.append), said
+
+    return make
+
+
+def test_slurm_is_told_what_waits_for_what(watch, monkeypatch):
+    slurm = FakeSlurm(monkeypatch)
+    watch()[0].submit()
+    assert slurm.options == {
+        "1": [],
+        "2": ["--dependency=afterok:1"],
+        "3": [],
+        "4": ["--dependency=afterok:3"],
+        "5": [],
+        "6": ["--dependency=afterok:3"],
+        "7": ["--dependency=afterok:6"],
+    }
+
+
+def test_at_most_so_many_are_a_chain_of_last_jobs(watch, monkeypatch):
+    slurm = FakeSlurm(monkeypatch)
+    watch(max_at_once=2)[0].submit()
+    assert slurm.options["5"] == ["--dependency=afterany:2"]
+    assert slurm.options["6"] == ["--dependency=afterok:3,afterany:4"]
+
+
+def test_what_is_in_the_queue_is_not_submitted_again(watch, monkeypatch):
+    slurm = FakeSlurm(monkeypatch)
+    watch()[0].submit()
+    slurm.live = [job for job in slurm.live if job.id not in ("1", "7")]  # two were cancelled by hand
+    again, said = watch()
+    again.submit()
+    assert slurm.cancelled == ["2"]  # it waited for the first
+    assert {number: slurm.options[number] for number in ("8", "9", "10")} == {
+        "8": [],
+        "9": ["--dependency=afterok:8"],
+        "10": ["--dependency=afterok:6"],
+    }
+    assert len(slurm.options) == 10
+    assert "demo-lerope-42: in the queue, job 3 and 4" in said
+
+
+def test_jobs_that_are_gone_without_a_result_are_failures_and_a_silent_controller_is_not(watch, monkeypatch):
+    slurm = FakeSlurm(monkeypatch)
+    watching, said = watch()
+    watching.submit()
+    slurm.live = []
+    assert watching.advance()  # once may be a file system that is late
+    with monkeypatch.context() as patch:
+        patch.setattr("lerope.launch.scheduler.jobs", lambda out: (_ for _ in ()).throw(ValueError("squeue refuses")))
+        assert watching.advance()
+    assert watching.failed == {}
+    assert "squeue refuses; asking again" in said
+    assert not watching.advance()
+    assert watching.failed["demo-rope-42"] == "job 1 ended as CANCELLED: nothing in its log"
+    assert watching.failed["demo-frozen-demo-lerope-42-42"] == "needs demo-lerope-42, which failed"

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 On = Literal["local", "slurm"]
 
 
+def chosen_cluster(cluster: Path | None, where: Cluster) -> Cluster:
+    """Options of a cluster: those of the command line, and a file's for the rest."""
+    return where.over(Cluster() if cluster is None else read_cluster(cluster))
+
+
 def launcher(on: On, at_once: int | None, cluster: Path | None, where: Cluster) -> "Launcher":
     """The launcher of this machine or of a cluster.
 
@@ -26,7 +31,7 @@ def launcher(on: On, at_once: int | None, cluster: Path | None, where: Cluster) 
             raise ValueError(f"at_once is for this machine; with --on slurm give --max-at-once {at_once}.")
         from lerope.launch import slurm
 
-        return partial(slurm.carry_out, cluster=where.over(Cluster() if cluster is None else read_cluster(cluster)))
+        return partial(slurm.carry_out, cluster=chosen_cluster(cluster, where))
     if cluster is not None or where != Cluster():
         raise ValueError("cluster and its options are for jobs; give --on slurm with them.")
     from lerope.launch import local

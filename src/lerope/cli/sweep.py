@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from lerope.cli.launching import On, launcher
+from lerope.cli.launching import On, chosen_cluster, launcher
 from lerope.cli.stopping import stoppable
 from lerope.cli.train import Changes
 from lerope.core.ladder import LEARNING_RATE_INDEX
@@ -83,7 +83,8 @@ def sweep(
             raise ValueError(
                 "setup is this machine's; with --on slurm leave out how a machine trains, such as --device."
             )
-        given = {"precision": "float32" if where.gpus_per_run == 0 else "bf16", **changes.alone()}
+        on_cpus = chosen_cluster(cluster, where).gpus_per_run == 0
+        given = {"precision": "float32" if on_cpus else "bf16", **changes.alone()}
         settings, objective, ahead = training_by(launcher(on, None, cluster, where), rung, data, seed, given)
     else:
         launcher(on, None, cluster, where)

@@ -128,7 +128,11 @@ class _Watch:
 
     def advance(self) -> bool:
         """Looks at the queue and at the runs; whether anything is left to wait for."""
-        self._live = scheduler.jobs(self._out)
+        try:
+            self._live = scheduler.jobs(self._out)
+        except ValueError as error:  # in the days that a study takes, a controller may not answer for a while
+            self._say(f"{error}; asking again")
+            return True
         live = {job.id for job in self._live}
         for each in list(self._followed):
             if live & set(each.ids):
