@@ -84,7 +84,6 @@ def ladder(
         chosen = with_options(chosen, "needle", "--filler", filler)
     if sweep and (status or print_):
         chosen = with_learning_rates(chosen, known_rates(chosen, out))
-    launch = launcher(on, at_once, cluster, where) if not (status or cancel or print_) else None
     if cancel:
         _cancel(chosen, out, on)
         return
@@ -98,15 +97,14 @@ def ladder(
         for run in chosen.runs:
             print(" && ".join(shlex.join(["lerope", *command]) for command in run.commands(data, out)))
         return
+    launch = launcher(on, at_once, cluster, where)
     _check(chosen, data)
     with stoppable(), redirect_stdout(sys.stderr if json_ else sys.stdout):
         if sweep:
-            chosen = with_learning_rates(
-                chosen, search_rates(chosen, data, out, print, launch if on == "slurm" else None)
-            )
+            found = search_rates(chosen, data, out, print, launch if on == "slurm" else None)
+            chosen = with_learning_rates(chosen, found)
         elif rates := paper_rates(chosen):
             print(rates)
-        assert launch is not None
         failed = launch(chosen, data, out)
     _status(chosen, out, data, json_)
     if failed:
