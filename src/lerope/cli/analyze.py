@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from tyro.conf import Positional, arg
 
 from lerope.cli.stopping import stoppable
+from lerope.core.terminal import Console
 
 if TYPE_CHECKING:
     from lerope.evaluate.perplexity import EvalRequest
@@ -137,16 +136,16 @@ def _as_dict(analysis: _Analysis) -> dict[str, Any]:
 
 
 def _show(found: list[_Analysis]) -> None:
-    console = Console(highlight=False)
+    console = Console()
     for analysis in found:
         console.print(_table(analysis))
         for sentence in _sentences(analysis):
-            console.print(escape(sentence))
+            console.print(sentence)
         console.print()
     if len(found) > 1:
         console.print(_side_by_side(found))
         for sentence in _ratio_sentences(found):
-            console.print(escape(sentence))
+            console.print(sentence)
 
 
 def _table(analysis: _Analysis) -> Table:
@@ -170,7 +169,7 @@ def _table(analysis: _Analysis) -> Table:
             row["band"]: f"{row['log_scale_gradient']:+.1e}" for row in analysis.phasors.bands
         }
         columns["coherence"] = {row["band"]: f"{row['coherence']:.3f}" for row in analysis.phasors.bands}
-    table = Table(title=escape(analysis.name), title_justify="left", box=SIMPLE_HEAD)
+    table = Table(title=analysis.name, title_justify="left", box=SIMPLE_HEAD)
     for heading in ("band", *columns):
         table.add_column(heading, justify="right")
     dominant = None if analysis.bands is None or not analysis.bands.stands_out else analysis.bands.dominant_band
@@ -275,7 +274,7 @@ def _side_by_side(found: list[_Analysis]) -> Table:
     if rope:
         table.add_column("RoPE", justify="right")
     for analysis in found:
-        table.add_column(escape(analysis.name), justify="right", overflow="fold")
+        table.add_column(analysis.name, justify="right", overflow="fold")
     for band in range(max(len(own) for _, own in pairs)):
         cells = [_tokens(rope.get(band))] if rope else []
         cells += [_tokens(own[band]) if band in own else "" for _, own in pairs]

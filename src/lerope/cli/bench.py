@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from tyro.conf import Positional, arg
+
+from lerope.core.terminal import Console
 
 if TYPE_CHECKING:
     from lerope.results import Benchmark
@@ -50,7 +50,7 @@ def bench(
         if out is not None:
             found.save(out)
         if not json_:
-            _SHOWN[section](Console(highlight=False), found)
+            _SHOWN[section](Console(), found)
 
     with redirect_stdout(sys.stderr if json_ else sys.stdout):
         found = run(sections, report, quick=quick, rungs=rungs, rounds=rounds, data=data, nanogpt=nanogpt)
@@ -63,7 +63,7 @@ def bench(
 
 def _ceilings(console: Console, found: "Benchmark") -> None:
     device = found.provenance["gpu"] or f"CPU, {found.provenance['num_threads']} threads"
-    console.print(f"{escape(device)}, torch {found.provenance['torch']}, {found.settings['rounds']} rounds", end="")
+    console.print(f"{device}, torch {found.provenance['torch']}, {found.settings['rounds']} rounds", end="")
     console.print("; quick: sizes too small to judge by" if found.settings["quick"] else "")
     table = _table("ceilings", "", "ms", "reached")
     for row in found.ceilings:
@@ -113,7 +113,7 @@ def _attention(console: Console, found: "Benchmark") -> None:
                 *cells,
             )
         _print(console, table, group)
-    console.print(f"{escape(found.settings['documents'])}\n")
+    console.print(f"{found.settings['documents']}\n")
 
 
 def _head(console: Console, found: "Benchmark") -> None:
@@ -146,20 +146,20 @@ def _steps(console: Console, found: "Benchmark") -> None:
             )
         _print(console, table, group)
         for kernels in dict.fromkeys(row["kernels"] for row in group if row["kernels"]):
-            console.print(escape(f"kernels: {kernels}"))
+            console.print(f"kernels: {kernels}")
         for ratio in found.step_ratios:
             if ratio["rung"] == first["rung"]:
                 spread = f"{ratio['median']:.4f} (quartiles {ratio['q1']:.4f} to {ratio['q3']:.4f})"
                 memory = "" if ratio["memory"] is None else f", peak memory {ratio['memory']:.4f}"
                 console.print(f"{ratio['what']}: {spread} over {ratio['num_pairs']} pairs{memory}")
-    console.print(f"{escape(found.settings['documents'])}\n")
+    console.print(f"{found.settings['documents']}\n")
 
 
 _SHOWN = {"ceilings": _ceilings, "rotary": _rotary, "attention": _attention, "head": _head, "step": _steps}
 
 
 def _table(title: str, first: str, *headings: str) -> Table:
-    table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column(first, overflow="fold")
     for heading in headings:
         table.add_column(heading, justify="right")
@@ -172,7 +172,7 @@ def _print(console: Console, table: Table, rows: Iterable[Any], name: str = "nam
         return
     console.print(table)
     for note in dict.fromkeys(f"{row[name]}: {row['note']}" for row in rows if row["note"]):
-        console.print(escape(note))
+        console.print(note)
 
 
 def _groups(rows: Sequence[Any], *fields: str) -> list[list[Any]]:

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional, arg
+
+from lerope.core.terminal import Console
 
 if TYPE_CHECKING:
     from lerope.results import Comparison
@@ -43,7 +44,7 @@ def compare(
 
 
 def _show(found: "Comparison") -> None:
-    console = Console(highlight=False)
+    console = Console()
     for rung in dict.fromkeys(effect["rung"] for effect in found.effects):
         _show_losses(console, found, rung)
         _show_effects(console, found, rung)

@@ -7,12 +7,12 @@ from collections import Counter
 from contextlib import redirect_stdout
 from typing import Annotated
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 from tyro.conf import arg
 
 from lerope.core.run import provenance
+from lerope.core.terminal import Console
 from lerope.doctor.checks import BROKEN, MISSING, OK, examine
 from lerope.results import Diagnosis, Finding
 
@@ -29,7 +29,7 @@ def doctor(*, json_: Annotated[bool, arg(name="json")] = False) -> None:
     Args:
         json_: Print JSON.
     """
-    console = Console(highlight=False, file=sys.stderr if json_ else sys.stdout)
+    console = Console(file=sys.stderr if json_ else sys.stdout)
     findings = []
     with redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -52,8 +52,8 @@ def _show(console: Console, finding: Finding) -> None:
     row.add_column(width=7, style=_COLOURS[finding["status"]])
     row.add_column(width=17)
     row.add_column(overflow="fold")
-    fix = f"; [bold]{escape(finding['fix'])}[/bold]" if finding["fix"] else ""
-    row.add_row(finding["status"], finding["name"], escape(finding["note"]) + fix)
+    fix = ("; ", (finding["fix"], "bold")) if finding["fix"] else ()
+    row.add_row(finding["status"], finding["name"], Text.assemble(finding["note"], *fix))
     console.print(row)
 
 

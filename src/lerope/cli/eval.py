@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from lerope.cli.stopping import leave, stoppable
+from lerope.core.terminal import Console
 from lerope.evaluate.perplexity import EvalRequest
 from lerope.results import RunResult
 
@@ -81,7 +80,7 @@ def alike(results: list[Kind], besides: tuple[str, ...] = ()) -> list[list[Kind]
 
 def _show(results: list["Evaluation"]) -> None:
     settings = results[0].settings
-    console = Console(highlight=False)
+    console = Console()
     cut = "first windows" if settings["truncate"] else "windows"
     title = f"{settings['documents']}: {cut} of {settings['length']:,} tokens"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
@@ -89,7 +88,7 @@ def _show(results: list["Evaluation"]) -> None:
         table.add_column(heading, justify="left" if heading == "run" else "right", overflow="fold")
     for result in results:
         table.add_row(
-            escape(result.run["name"]),
+            result.run["name"],
             f"{result.num_documents:,}",
             f"{result.num_tokens:,}",
             f"{result.loss:.4f}",
@@ -105,7 +104,7 @@ def _positions(results: list["Evaluation"]) -> Table:
     table = Table(title="nats by position in the window", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("position", justify="right")
     for result in results:
-        table.add_column(escape(result.run["name"]), justify="right", overflow="fold")
+        table.add_column(result.run["name"], justify="right", overflow="fold")
     bins = results[0].by_position
     width = math.ceil(len(bins) / _SHOWN_BINS)
     for start in range(0, len(bins), width):

@@ -2,15 +2,17 @@
 
 import json
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional, arg
 
-from lerope.interop.export_hf import Dtype, Format
+from lerope.core.terminal import Console
+from lerope.interop.export_hf import Dtype
+from lerope.interop.export_record import Format
 from lerope.rotary.extension import Method
 
 
@@ -48,7 +50,7 @@ def export(
         json_: Print JSON.
     """
     from lerope.interop.export_hf import export as carry_out
-    from lerope.interop.export_hf import read_export
+    from lerope.interop.export_record import read_export
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
@@ -67,9 +69,9 @@ def export(
     record = read_export(out)
     sizes = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
     if json_:
-        print(json.dumps({"directory": str(out), **record, "files": sizes, "notes": notes}, indent=1))
+        print(json.dumps({"directory": str(out), **asdict(record), "files": sizes, "notes": notes}, indent=1))
         return
-    console = Console(highlight=False)
+    console = Console()
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("file")
     table.add_column("bytes", justify="right")

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 from tyro.conf import Positional, arg
 
 from lerope.cli.eval import alike, check_runs
 from lerope.cli.stopping import leave, stoppable
 from lerope.core.recipe import Precision
+from lerope.core.terminal import Console
 from lerope.evaluate.extrapolation import ALL, LONG, TEMPERATURES
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _dominant_band(path: Path, request: "EvalRequest", device: "torch.device") -
 
 
 def _show(results: list["Extrapolation"], to: int) -> None:
-    console = Console(highlight=False)
+    console = Console()
     titles = {ALL: f"All documents, cut at {to:,} tokens", LONG: f"Documents longer than {to:,} tokens, cut there"}
     for selection, title in titles.items():
         rows = [(result, row) for result in results for row in result.ways if row["selection"] == selection]
@@ -120,9 +120,9 @@ def _show(results: list["Extrapolation"], to: int) -> None:
             best = min(shown, key=lambda row: row["extrapolated_loss"]) if shown else None
             for number, row in enumerate(shown):
                 parts = ("in_distribution", "extrapolated", "full")
-                cells = [f"{row[f'{part}_perplexity']:,.3f}" for part in parts]  # type: ignore[literal-required]
-                cells[1] = f"[bold]{cells[1]}[/bold]" if row is best else cells[1]
-                table.add_row("" if number else escape(result.run["name"]), row["label"], *cells)
+                cells = [Text(f"{row[f'{part}_perplexity']:,.3f}") for part in parts]  # type: ignore[literal-required]
+                cells[1].style = "bold" if row is best else ""
+                table.add_row("" if number else result.run["name"], row["label"], *cells)
         console.print(table)
 
 

@@ -7,12 +7,12 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
 from rich.table import Table
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from lerope.cli.launching import On, launcher
 from lerope.cli.stopping import stoppable
+from lerope.core.terminal import Console
 from lerope.launch.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _list(as_json: bool) -> None:
         table.add_column(heading, justify="right" if heading == "Runs" else "left")
     for study in studies:
         table.add_row(study.name, str(len(study.runs)), study.sentence, study.source)
-    Console(highlight=False).print(table)
+    Console().print(table)
 
 
 def _status(study: "Study", out: Path, data: Path | None, as_json: bool, on: str = "local") -> None:
@@ -183,11 +183,11 @@ def _status(study: "Study", out: Path, data: Path | None, as_json: bool, on: str
         loss = "" if row.validation_loss is None else f"{row.validation_loss:.4f}"
         words = [", ".join(jobs.get(row.name, []))] if on == "slurm" else []
         table.add_row(row.name, row.state, f"{row.step:,}/{row.steps:,}", loss, *words)
-    console = Console(highlight=False)
+    console = Console()
     console.print(table)
     for row in rows:
         if row.problem is not None:
-            console.print(f"{row.name}: {row.problem}", soft_wrap=True, markup=False)
+            console.print(f"{row.name}: {row.problem}", soft_wrap=True)
 
 
 def _jobs(out: Path) -> dict[str, list[str]]:

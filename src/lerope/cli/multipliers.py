@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from tyro.conf import Positional, arg
+
+from lerope.core.terminal import Console
 
 if TYPE_CHECKING:
     from lerope.results import Multipliers
@@ -57,7 +59,7 @@ def multipliers(
 
 
 def _show(found: "Multipliers") -> None:
-    console = Console(highlight=False)
+    console = Console()
     points = dict.fromkeys((point["rung"], point["compute"]) for point in found.losses)
     headings = [rung or f"{compute:.2e}" for rung, compute in points]
     console.print(f"compute at which {found.baseline} reaches the same loss, as a multiple")
@@ -109,12 +111,12 @@ def _paper(as_json: bool) -> None:
     marks = {"reproduces": "", "within the rounding of its inputs": "within rounding", "differs": "differs"}
     for name in dict.fromkeys(entry.table for entry in entries):
         table.add_section()
-        table.add_row(f"[bold]{name}[/bold]")
+        table.add_row(Text(name, "bold"))
         for entry in entries:
             if entry.table == name:
                 value = f"{entry.value:.4e}" if "e" in entry.printed else f"{entry.value:.6g}"
                 table.add_row(f"  {entry.name}", entry.printed, value, marks[entry.status])
-    console = Console(highlight=False)
+    console = Console()
     console.print("the paper's tables, recomputed from the numbers it prints")
     console.print(table)
     number = Counter(entry.status for entry in entries)

@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from lerope.cli.eval import alike, check_runs
 from lerope.cli.stopping import leave, stoppable
+from lerope.core.terminal import Console
 from lerope.evaluate.needle import NeedleRequest
 
 if TYPE_CHECKING:
@@ -69,15 +68,15 @@ def _show_prompts(path: Path, request: NeedleRequest, count: int) -> None:
 
     work = plan(finished_run(path), request)
     number = min(check_count("show", count), len(work.places))
-    console = Console(highlight=False)
+    console = Console()
     for index in range(number):
         place = work.places[index * len(work.places) // number]
         prompt = work.prompt(place)
         others = f"{place.num_distractors} distractor{'s' * (place.num_distractors != 1)}"
         title = f"{place.length:,} tokens, {others}, depth {place.depth:g}"
-        console.print(f"[bold]{title}, sample {place.sample}[/bold]")
-        console.print(escape(_readable(work.haystacks, prompt)), soft_wrap=True)
-        console.print(f"Answer:{escape(work.haystacks.tokenizer.decode(prompt.gold))}\n", soft_wrap=True)
+        console.print(f"{title}, sample {place.sample}", style="bold")
+        console.print(_readable(work.haystacks, prompt), soft_wrap=True)
+        console.print(f"Answer:{work.haystacks.tokenizer.decode(prompt.gold)}\n", soft_wrap=True)
 
 
 def _readable(haystacks: "Haystacks", prompt: "Prompt") -> str:
@@ -96,7 +95,7 @@ def _readable(haystacks: "Haystacks", prompt: "Prompt") -> str:
 
 
 def _show(results: list["Needle"]) -> None:
-    console = Console(highlight=False)
+    console = Console()
     settings = results[0].settings
     if "method" in settings:
         kind = f"Needles up to {settings['to']:,} tokens with {settings['method']}"
@@ -104,18 +103,18 @@ def _show(results: list["Needle"]) -> None:
         kind = f"Needles within {settings['train_length']:,} tokens"
     prompts = f"{settings['samples']} prompt{'s' * (settings['samples'] != 1)} per depth"
     title = f"{kind}, {prompts}, in {settings['filler']}"
-    console.print(escape(title), style="bold", soft_wrap=True)
+    console.print(title, style="bold", soft_wrap=True)
     meanings: dict[str, list[str]] = {}
     for result in results:
         name = result.run["name"]
-        console.print(f"\n{escape(name)}", style="italic", soft_wrap=True)
+        console.print(f"\n{name}", style="italic", soft_wrap=True)
         console.print(_totals(result))
         console.print(f"{'Margin' if result.at_floor else 'Exact match in %'} by depth")
         console.print(_map(result))
         meanings.setdefault(_meaning(result), []).append(name)
     notes = [*_notes(results[0]), *(f"{', '.join(names)}: {meaning}" for meaning, names in meanings.items())]
     for note in notes:
-        console.print(escape(note), soft_wrap=True)
+        console.print(note, soft_wrap=True)
 
 
 def _totals(result: "Needle") -> Table:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from lerope.cli.plan_scale import scale_table, step_content
 from lerope.core.checks import check_number
 from lerope.core.ladder import BATCH_TOKENS, LADDER, ModelConfig, Plan, plan, rung
 from lerope.core.recipe import Parallel
+from lerope.core.terminal import Console
 from lerope.launch.machine import Fit, Machine, Way
 from lerope.launch.steptime import DISK_BYTES_PER_S, NETWORK_BYTES_PER_S, best_step
 from lerope.model.accounting import USABLE_MEMORY, UTILISATION, Memory
@@ -260,7 +260,7 @@ def _parts(memory: Memory) -> dict[str, int]:
 
 
 def _print(sections: Iterable[_Section]) -> None:
-    console = Console(highlight=False)
+    console = Console()
     # Everything is computed before anything is printed, so that bad input does not print half a plan.
     for i, section in enumerate(list(sections)):
         if i:

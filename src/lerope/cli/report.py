@@ -4,9 +4,9 @@ import importlib.util
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
-from rich.markup import escape
 from tyro.conf import Positional, arg
+
+from lerope.core.terminal import Console
 
 PAGE = "index.html"
 # The start of a page that this command wrote and may overwrite.
@@ -37,7 +37,7 @@ def report(
     if not runs:
         raise ValueError("name at least one run, or a folder of runs, to report on.")
     _check_folder(out)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(soft_wrap=True)
     drawn = figures and importlib.util.find_spec("matplotlib") is not None
     with Display() as display:
         display.show("reading runs")
@@ -65,12 +65,12 @@ def report(
         f"{len(bundle.runs)} run{'s' * (len(bundle.runs) != 1)}, {len(data['files'])} files of figures and tables"
     )
     if figures and not drawn:
-        console.print("No figures were drawn, as they need matplotlib: pip install 'lerope\\[plots]'.")
+        console.print("No figures were drawn, as they need matplotlib: pip install 'lerope[plots]'.")
     for figure in data["missing"]:
-        console.print(f"not drawn, {figure['name']}: {figure['text']}: {escape(figure['command'])}")
+        console.print(f"not drawn, {figure['name']}: {figure['text']}: {figure['command']}")
     for note in data["notes"]:
-        console.print(f"note: {escape(note)}")
-    console.print(escape((out / PAGE).resolve().as_uri()))
+        console.print(f"note: {note}")
+    console.print((out / PAGE).resolve().as_uri())
 
 
 def _check_folder(out: Path) -> None:

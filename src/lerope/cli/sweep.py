@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from rich.console import Console
 from rich.table import Table
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
@@ -17,6 +16,7 @@ from lerope.cli.stopping import stoppable
 from lerope.cli.train import Changes
 from lerope.core.ladder import LEARNING_RATE_INDEX
 from lerope.core.recipe import Setup
+from lerope.core.terminal import Console
 from lerope.launch.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -102,11 +102,11 @@ def sweep(
 
 
 def _say(text: str) -> None:
-    Console(highlight=False, soft_wrap=True).print(f"[bold]{text}[/bold]")
+    Console(soft_wrap=True).print(text, style="bold")
 
 
 def _show(found: "Sweep") -> None:
-    console = Console(highlight=False)
+    console = Console()
     table = Table(title=f"Best learning rates for {found.settings['rung']}", title_justify="left")
     for heading in ("encoding", "index", "learning rate", "loss", "at larger rate", "at smaller rate", "runs"):
         table.add_column(heading, justify="left" if heading == "encoding" else "right")

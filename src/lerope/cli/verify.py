@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional, arg
+
+from lerope.core.terminal import Console
 
 if TYPE_CHECKING:
     from lerope.results import Verification
@@ -51,7 +52,7 @@ def verify(
 
 
 def _show(found: "Verification") -> None:
-    console = Console(highlight=False)
+    console = Console()
     console.print("frequencies that each engine computes from the files, against ours")
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("engine", "largest difference", "attention factor", ""):

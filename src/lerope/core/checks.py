@@ -1,7 +1,9 @@
 """Checks of single values; each raises one sentence with the field, the value and what it must be."""
 
 import math
-from typing import get_args
+from typing import Any, get_args, get_type_hints
+
+import msgspec
 
 
 def check_choice(field: str, value: object, choices: object) -> None:
@@ -15,6 +17,8 @@ def check_count(field: str, value: object) -> int:
     """Raises unless `value` is a positive whole number."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{field} must be a positive whole number; got {value!r}.")
+    if value >= 1 << 63:
+        raise ValueError(f"{field} must be below 2^63; got {float(value) if value < 1 << 1000 else math.inf:.3g}.")
     return value
 
 
@@ -34,3 +38,13 @@ def check_rotary_dim(head_dim: int, rotary_dim: int | None) -> int:
     if check_count("rotary_dim", rotary_dim) % 2 or rotary_dim > head_dim:
         raise ValueError(f"rotary_dim must be even and at most head_dim = {head_dim}; got {rotary_dim}.")
     return rotary_dim
+
+
+def check_fields(value: Any) -> None:
+    """Raises unless every field of a dataclass has the type that is written beside it."""
+    for name, hint in get_type_hints(type(value)).items():
+        try:
+            msgspec.convert(getattr(value, name), hint, from_attributes=True)
+        except msgspec.ValidationError:
+            kind = hint.__name__ if isinstance(hint, type) and not get_args(hint) else hint
+            raise ValueError(f"{name} must be {kind}; got {getattr(value, name)!r}.") from None

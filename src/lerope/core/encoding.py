@@ -190,7 +190,7 @@ def _options(parts: list[str], text: str) -> dict[str, Any]:
             )
         try:
             options[option] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
             options[option] = value
     return options
 

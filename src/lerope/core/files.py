@@ -1,11 +1,11 @@
 """Files: written whole or not at all, read into a typed object or one error."""
 
+import errno
 import hashlib
 import json
 import os
 import re
-import shutil
-import tempfile
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,11 +14,12 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from lerope.core.leftovers import on_its_way, remove
+
 Kind = TypeVar("Kind")
 SignedKind = TypeVar("SignedKind", bound="Signed")
 
-# The ending of a file's or folder's name while it is being written.
-_WRITING = ".writing"
+# The ending of a folder's name while another takes its place.
 _REPLACED = ".replaced"
 _WORDS = {
     "object": "an object",
@@ -42,13 +43,12 @@ def whole(path: Path) -> Iterator[Path]:
 
     Any failure before that, even a machine crash, leaves `path` as it was.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}{_WRITING}")
-    _remove(partial)
+    partial = on_its_way(path)
     try:
         yield partial
         put(partial, path)
     finally:
-        _remove(partial)
+        remove(partial)
 
 
 def put(partial: Path, path: Path) -> None:
@@ -60,11 +60,11 @@ def put(partial: Path, path: Path) -> None:
         _sync(each)
     aside = path.with_name(f".{path.name}{_REPLACED}")
     if partial.is_dir() and path.is_dir():
-        _remove(aside)
+        remove(aside)
         path.replace(aside)
     partial.replace(path)
     _sync(path.parent)
-    _remove(aside)
+    remove(aside)
 
 
 @contextmanager
@@ -79,7 +79,8 @@ def staged(folder: Path, last: str, replaces: str = "") -> Iterator[Path]:
         replaces: a pattern of names: where new files match it, old ones that match are removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
+    partial = on_its_way(folder / last)
+    partial.mkdir()
     try:
         yield partial
         files = [path for path in partial.rglob("*") if path.is_file()]
@@ -97,7 +98,7 @@ def staged(folder: Path, last: str, replaces: str = "") -> Iterator[Path]:
             path.replace(target)
         _sync(folder)
     finally:
-        _remove(partial)
+        remove(partial)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -160,8 +161,10 @@ def read_signed(
 
 
 def read_bytes(path: Path, fix: str) -> bytes:
-    """The content of a file; raises if unreadable."""
+    """The content of a file; raises if unreadable, as a fifo is that nobody may ever write to."""
     try:
+        if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
+            raise OSError(errno.EINVAL, "Not a regular file")
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"{path} does not exist; {fix}.") from None
@@ -177,6 +180,14 @@ def parse_json(
         plain = msgspec.json.decode(content)
         if upgrade is not None:
             upgrade(plain)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ValueError(f"{where}{_complaint(error)}; {fix}.") from None
+    return as_type(plain, kind, where, fix)
+
+
+def as_type(plain: Any, kind: type[Kind], where: str, fix: str) -> Kind:
+    """The same for plain values, such as the settings that a result keeps of its run."""
+    try:
         value = msgspec.convert(plain, kind)
         # msgspec fills in defaults for missing fields and skips unknown ones; neither is right here.
         for field, known, _ in differences(asdict(value), plain):  # type: ignore[call-overload]
@@ -207,13 +218,15 @@ def _complaint(error: Exception) -> str:
 def read_lines(path: Path) -> Iterator[dict[str, Any] | None]:
     """The JSON objects of a .jsonl file, one per line, None for a damaged line; nothing if there is no file.
 
-    A last line without a newline is still being written, or was cut off by a crash, and is skipped.
+    What cannot be read at all is one damaged line. A last line without a newline is still being written, or was cut off
+    by a crash, and is skipped.
     """
-    try:
-        file = path.open("rb")
-    except (FileNotFoundError, NotADirectoryError):
+    if not os.path.lexists(path):
         return
-    with file:
+    if not path.is_file():
+        yield None
+        return
+    with path.open("rb") as file:
         for line in file:
             if line.endswith(b"\n"):
                 yield parse_object(line)
@@ -238,19 +251,6 @@ def differences(old: Any, new: Any, field: str = "") -> Iterator[tuple[str, Any,
             yield from differences(one, other, f"{field}[{number}]")
     elif old != new:
         yield field, old, new
-
-
-def sweep(folder: Path) -> None:
-    """Removes what killed processes were writing in a folder; only for who has it locked."""
-    for left in folder.glob(f".*{_WRITING}"):
-        _remove(left)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from lerope.core.files import sweep
+from lerope.core.leftovers import sweep
 
 LOCK = ".lock"
 # A process that only checks whether a folder is locked takes less than this.

@@ -16,7 +16,12 @@ Parallel = Literal["ddp", "fsdp", "hybrid"]
 Precision = Literal["bf16", "float32"]
 RowOrder = Literal["shuffled", "documents"]
 Schedule = Literal["cosine", "wsd", "constant"]
+Verify = Literal["changed", "all"]
 Tracker = Literal["tensorboard", "wandb", "trackio"]
+
+
+# Far beyond any batch that was trained with.
+_MOST_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +81,11 @@ class Recipe:
         if self.batch_tokens % self.row_length:
             raise ValueError(
                 f"batch_tokens must hold whole rows of {self.row_length:,} tokens; got {self.batch_tokens:,}."
+            )
+        if self.batch_rows > _MOST_ROWS:
+            raise ValueError(
+                f"batch_tokens must be at most {_MOST_ROWS:,} rows of {self.row_length:,} tokens; got "
+                f"{self.batch_tokens:,}."
             )
         if self.spec.horizon is not None and self.spec.horizon < self.row_length:
             raise ValueError(
@@ -210,6 +220,10 @@ class Setup:
     trackers: tuple[Tracker, ...] = ()
     """Where to send metrics besides metrics.jsonl: tensorboard, wandb, trackio."""
 
+    verify: Verify = "changed"
+    """Which files of the data to hash before training: changed, those never hashed or with another size or time than
+    then, the others during a run that takes long; all, every file."""
+
     def __post_init__(self) -> None:
         for field in ("checkpoint_steps", "keep_checkpoints", "validation_steps", "frequency_records"):
             check_count(field, getattr(self, field))
@@ -221,6 +235,7 @@ class Setup:
             "graph": Graph,
             "attention": Attention,
             "kernel": Kernel,
+            "verify": Verify,
         }
         for field, choices in choices_of.items():
             check_choice(field, getattr(self, field), choices)

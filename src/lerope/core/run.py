@@ -181,9 +181,9 @@ def finished_run(path: str | os.PathLike[str]) -> Run:
 
 
 def _upgrade(content: Any) -> None:
-    """The first version had no number, did not record its text's sources, omitted a z-loss of 0, read rows in document
-    order, and kept encodings as they were spelled."""
-    if not isinstance(content, dict) or "version" in content:
+    """The first version had no number and no hashes, did not record its sources, omitted a z-loss of 0, read rows in
+    document order, and kept encodings as they were spelled."""
+    if not isinstance(content, dict) or "version" in content or "model_sha256" in content:
         return
     content.update(version=VERSION, model_sha256={})
     for start in content["starts"] if isinstance(content.get("starts"), list) else []:
@@ -307,7 +307,7 @@ def read_history(run: Path) -> list[FrequencyRecord]:
 def _typed(record: dict[str, Any] | None, kind: type[Kind]) -> Kind | None:
     try:
         return None if record is None else msgspec.convert(record, kind)
-    except (msgspec.MsgspecError, ValueError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 
 

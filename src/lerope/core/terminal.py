@@ -4,19 +4,26 @@ import os
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
+import rich.console
 
 _LINE_SECONDS = 10.0
 _IMPORTED = time.monotonic()
+
+
+class Console(rich.console.Console):
+    """Prints what it is given as it is: in names, `[/b]` is no markup and `:x:` no emoji."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
 
 
 class Display:
     """Shows the latest state of a job; other output makes sense without it."""
 
     def __init__(self) -> None:
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = Console(soft_wrap=True)
         self._status = self._console.status("") if self._console.is_terminal else None
         self._next_line = time.monotonic() + _LINE_SECONDS
 
@@ -32,13 +39,13 @@ class Display:
     def show(self, text: str) -> None:
         """The current state; it replaces the previous one."""
         if self._status is not None:
-            self._status.update(escape(text))
+            self._status.update(text)
         elif time.monotonic() >= self._next_line:
             self.say(text)
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self._console.print(escape(text))
+        self._console.print(text)
         self._next_line = time.monotonic() + _LINE_SECONDS
 
 

@@ -117,8 +117,15 @@ def _utf8_blocks(file: IO[bytes], encoding: str) -> Iterator[bytes]:
         return blocks
     # Bytes the encoding does not have become lone surrogates, which are not valid UTF-8 either.
     decoder = codecs.getincrementaldecoder(encoding)(errors="surrogateescape")
-    texts = (decoder.decode(block, final=not block) for group in (blocks, [b""]) for block in group)
-    return (text.encode(errors="surrogatepass") for text in texts)
+    return (_decoded(decoder, block) for group in (blocks, [b""]) for block in group)
+
+
+def _decoded(decoder: codecs.IncrementalDecoder, block: bytes) -> bytes:
+    """A block as UTF-8, or as a byte that no UTF-8 has if the encoding cannot stand it."""
+    try:
+        return decoder.decode(block, final=not block).encode(errors="surrogatepass")
+    except UnicodeError:
+        return b"\xff"
 
 
 def _python_encoding(file: IO[bytes], skip_invalid: bool) -> str | None:
@@ -131,7 +138,15 @@ def _python_encoding(file: IO[bytes], skip_invalid: bool) -> str | None:
             raise ValueError(f"{file.name}: {error.msg}; convert it, {_SKIP}.") from None
         encoding = "" if unknown else "utf-8"  # if it is not valid UTF-8, the decoder will say where
     file.seek(0)
-    return encoding.removesuffix("-sig") or None
+    encoding = encoding.removesuffix("-sig")
+    try:
+        b" ".decode(encoding or "utf-8")
+        codecs.getincrementaldecoder(encoding or "utf-8")
+    except (LookupError, UnicodeError):  # rot13, hex, base64 ... are no encodings of text; some have no decoder
+        if not skip_invalid:
+            raise ValueError(f"{file.name} declares {encoding}, no encoding of text; convert it, {_SKIP}.") from None
+        return None
+    return encoding or None
 
 
 def read_jsonl(path: Path, start: int, field: str, skip_invalid: bool) -> Iterator[Record]:

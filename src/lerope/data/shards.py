@@ -30,6 +30,7 @@ SHARD_TOKENS = 1 << 28
 _BLOCK_TOKENS = 1 << 22
 _VERIFIED = ".verified.json"
 _VERSION = 2
+_AGAIN = "restore it or prepare the data again with `lerope data prepare`"
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -97,6 +98,10 @@ class Manifest:
         for split in SPLITS:
             if split not in self.splits:
                 raise ValueError(f"splits.{split} is missing")
+        for name, found in self.splits.items():
+            for count in ("num_documents", "num_tokens"):
+                if sum(getattr(shard, count) for shard in found.shards) != getattr(found, count):
+                    raise ValueError(f"splits.{name}.{count} must be the sum over its shards")
 
     def fingerprint(self) -> str:
         """A hash of the content alone: the tokenizer and the tokens of each split, in order."""
@@ -251,33 +256,51 @@ class Corpus:
         self.train = Split(self.directory, splits["train"], dtype)
         self.validation = Split(self.directory, splits["validation"], dtype)
 
-    def _check_files(self, verify: Verify) -> None:
+    def hash_files(self) -> Iterator[Path]:
+        """Hashes every file, one with each step of the iterator; raises at one that does not match the manifest."""
+        for path, wanted in self._hashes().items():
+            _check_hash(path, wanted)
+            yield path
+
+    def _hashes(self) -> dict[Path, str]:
+        """What the manifest says about each file."""
         hashes = {self.tokenizer_path: self.manifest.tokenizer_sha256}
-        sizes: dict[Path, int] = {}
-        itemsize = token_dtype(self.manifest.vocab_size).itemsize
         for split in self.manifest.splits.values():
             for shard in split.shards:
                 tokens, ends = (self.directory / f"{shard.name}.{kind}" for kind in ("tokens", "ends"))
                 hashes |= {tokens: shard.tokens_sha256, ends: shard.ends_sha256}
-                sizes |= {tokens: shard.num_tokens * itemsize, ends: shard.num_documents * 8}
-        again = "restore it or prepare the data again with `lerope data prepare`"
+        return hashes
+
+    def _check_files(self, verify: Verify) -> None:
+        hashes = self._hashes()
+        sizes: dict[Path, int] = {}
+        itemsize = token_dtype(self.manifest.vocab_size).itemsize
+        for split in self.manifest.splits.values():
+            for shard in split.shards:
+                sizes[self.directory / f"{shard.name}.tokens"] = shard.num_tokens * itemsize
+                sizes[self.directory / f"{shard.name}.ends"] = shard.num_documents * 8
         for path in hashes:
             if not path.is_file():
-                raise ValueError(f"{path} is missing although the manifest lists it; {again}.")
+                raise ValueError(f"{path} is missing although the manifest lists it; {_AGAIN}.")
             size = path.stat().st_size
             if size != sizes.get(path, size):
                 raise ValueError(
-                    f"{path} must have {sizes[path]:,} bytes; got {size:,}: it was truncated or changed, {again}."
+                    f"{path} must have {sizes[path]:,} bytes; got {size:,}: it was truncated or changed, {_AGAIN}."
                 )
         if verify != "sizes":
             seen = _read_verified(self.directory) if verify == "changed" else {}
             now = {path.name: [path.stat().st_mtime_ns, path.stat().st_size, hashes[path]] for path in hashes}
-            for path in hashes:
-                if seen.get(path.name) != now[path.name] and sha256_of(path) != hashes[path]:
-                    what = "not the tokenizer these tokens were made with" if path.name == TOKENIZER else "damaged"
-                    raise ValueError(f"{path} is {what}: its content does not match the manifest; {again}.")
+            for path, wanted in hashes.items():
+                if seen.get(path.name) != now[path.name]:
+                    _check_hash(path, wanted)
             if seen != now:
                 _write_verified(self.directory, now)
+
+
+def _check_hash(path: Path, wanted: str) -> None:
+    if sha256_of(path) != wanted:
+        what = "not the tokenizer these tokens were made with" if path.name == TOKENIZER else "damaged"
+        raise ValueError(f"{path} is {what}: its content does not match the manifest; {_AGAIN}.")
 
 
 def unigram_entropy(counts: Iterable[int] | npt.NDArray[np.int64]) -> float:

@@ -58,6 +58,8 @@ def find_parts(source: str, text_field: str | None = None, skip_invalid: bool = 
         raise ValueError(f"source {source!r} does not exist; name a file, a folder, python: or hf:NAME.")
     endings = " ".join(ENDINGS)
     if not path.is_dir():
+        if not path.is_file():
+            raise ValueError(f"source {source!r} must be a file or a folder; got something else, which may never end.")
         if not path.name.endswith(ENDINGS):
             raise ValueError(f"source {source!r} has an unknown ending; it must be one of {endings}.")
         return [_part(path, path.parent, field, skip_invalid)]

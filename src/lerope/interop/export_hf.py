@@ -22,19 +22,17 @@ from lerope.core.checks import check_choice, check_count
 from lerope.core.files import whole
 from lerope.core.run import CONFIG, FREQUENCIES, RUN, TOKENIZER, WEIGHTS, provenance, read_run
 from lerope.interop.apertus import apertus_config, apertus_frequencies, apertus_weights, extended_frequencies
+from lerope.interop.export_record import ExportRecord, Format, hashes
+from lerope.interop.foreign import read_foreign_config
 from lerope.interop.longrope import longrope_config
 from lerope.interop.temperature import folded
 from lerope.interop.tokenizer import Pieces, tokenizer_files
-from lerope.model.saved import load_model
+from lerope.model.saved import load_model, read_config
 from lerope.model.transformer import Transformer
 from lerope.rotary.extension import Extension, Method, extend
 
-Format = Literal["hf", "gguf"]
 Dtype = Literal["float32", "bfloat16"]
-EXPORT = "export.json"
 GGUF = "model.gguf"
-# What a reader of export.json relies on.
-_RECORD = ("kind", "format", "dtype", "length", "logit_scale", "attention_factor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +134,9 @@ def _of_run(path: Path, request: ExportRequest) -> _Source:
     folder = path / "model" if (path / "model" / CONFIG).is_file() else path
     if request.train_length is not None:
         raise ValueError("train_length is the run's own; leave it out to export a run.")
-    train_length = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["train_length"]
+    train_length = read_config(folder).train_length
+    if train_length is None:
+        raise ValueError(f"{folder / CONFIG}: train_length must be a whole number; got null; train the model again.")
     tokenizer = Path(request.tokenizer) if request.tokenizer is not None else folder / TOKENIZER
     if not tokenizer.is_file():
         raise ValueError(f"tokenizer {tokenizer} does not exist; name the .model file that made the run's data.")
@@ -259,7 +259,7 @@ def _export_converted(model: Any, folder: Path, request: ExportRequest) -> None:
         state = {name: value for name, value in model.state_dict().items() if not name.startswith(learned)}
         model.save_pretrained(folder, state_dict=state)
     if SHARED in kinds and text is model.config:
-        content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        content = read_foreign_config(folder, "export the model again")
         if request.length is not None:
             content.pop("lerope")  # what `convert` continues from: the frequencies before their extension
             content["max_position_embeddings"] = request.length
@@ -314,18 +314,18 @@ def _write_record(
 ) -> None:
     """export.json: what was requested, what was made and where the model comes from."""
     extended = request.length is not None
-    content = {
+    ExportRecord(
         **made,
-        "format": request.format,
-        "train_length": train_length,
-        "length": request.length,
-        "method": request.method if extended else "none",
-        "temperature": request.temperature if extended else None,
-        "dominant_band": request.dominant_band if extended else None,
-        "logit_scale": logit_scale,
-        "provenance": provenance(),
-    }
-    _write_json(folder / EXPORT, content)
+        format=request.format,
+        train_length=train_length,
+        length=request.length,
+        method=request.method if extended else "none",
+        temperature=request.temperature if extended else None,
+        dominant_band=request.dominant_band if extended else None,
+        logit_scale=logit_scale,
+        sha256=hashes(folder),
+        provenance=provenance(),
+    ).save(folder)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
@@ -353,15 +353,3 @@ def _folder(target: Path) -> Iterator[Path]:
     with whole(target) as partial:
         partial.mkdir()
         yield partial
-
-
-def read_export(folder: Path) -> dict[str, Any]:
-    """What export.json says about an exported folder."""
-    try:
-        record: dict[str, Any] = json.loads((folder / EXPORT).read_text(encoding="utf-8"))
-        missing = [name for name in _RECORD if name not in record]
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, TypeError):
-        raise ValueError(f"{folder} must be a folder that lerope.export wrote; its {EXPORT} cannot be read.") from None
-    if missing:
-        raise ValueError(f"{folder / EXPORT} lacks {', '.join(missing)}; export the model again.")
-    return record

@@ -17,7 +17,7 @@ from torch import Tensor
 from lerope.core.files import whole
 from lerope.core.run import FREQUENCIES
 from lerope.interop.apertus import XIELU
-from lerope.interop.export_hf import read_export
+from lerope.interop.export_record import read_export
 from lerope.interop.longrope import STILL
 from lerope.interop.tokenizer import NORMAL, UNUSED, Pieces
 from lerope.rotary.artifact import Frequencies
@@ -159,7 +159,8 @@ def put_factors(path: Path, target: Path, folder: Path | None) -> None:
     frequencies = None
     attention_factor = _optional(reader, attention_key, 1.0)
     if folder is not None:
-        frequencies, attention_factor = Frequencies.load(folder / FREQUENCIES), read_export(folder)["attention_factor"]
+        frequencies, record = Frequencies.load(folder / FREQUENCIES), read_export(folder)
+        attention_factor = 1.0 if record.attention_factor is None else record.attention_factor
         _check_fit(reader, path, architecture, frequencies)
     with whole(target) as partial:
         writer = gguf.GGUFWriter(partial, architecture)

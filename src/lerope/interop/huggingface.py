@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 from lerope.core.encoding import Layout
 from lerope.core.files import staged
 from lerope.core.run import CONFIG
+from lerope.interop.foreign import read_foreign_config
 from lerope.interop.longrope import longrope_config
 from lerope.rotary.encodings import Encoding, FrozenRoPE, LeRoPE, assign
 
@@ -238,7 +239,7 @@ class _Converted:
         with staged(Path(save_directory), last=CONFIG, replaces=_WEIGHTS) as partial:
             super().save_pretrained(partial, *args, **kwargs)  # type: ignore[misc]
             if (partial / CONFIG).is_file():  # only the main process writes it
-                content = json.loads((partial / CONFIG).read_text(encoding="utf-8"))
+                content = read_foreign_config(partial, "save the model again")
                 _put_frequencies(content, model.config, frequencies, rotary.scaling, sets)
                 text = json.dumps(content, indent=2, sort_keys=True) + "\n"
                 (partial / CONFIG).write_text(text, encoding="utf-8")

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from lerope.core.files import parse_object, read_bytes
 from lerope.core.run import HISTORY
 from lerope.interop.huggingface import SHARED, Rotary, rotary_of, saved_sets, set_frequencies
 from lerope.rotary.encodings import Encoding
@@ -102,8 +103,11 @@ class LeropeCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
-            content = json.loads((Path(state.best_model_checkpoint) / _STATE).read_text(encoding="utf-8"))
-            self._restore(content["stateful_callbacks"])
+            path = Path(state.best_model_checkpoint) / _STATE
+            content = parse_object(read_bytes(path, "train again")) or {}
+            if not isinstance(states := content.get("stateful_callbacks"), dict):
+                raise ValueError(f"{path} has no stateful_callbacks, so the best frequencies are lost; train again.")
+            self._restore(states)
         self._remove_hook()
         args.max_grad_norm = getattr(args, _MAX_NORM)
         delattr(args, _MAX_NORM)

@@ -4,13 +4,13 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
+import msgspec
 import numpy as np
 import torch
 from safetensors.torch import load_file
@@ -19,7 +19,9 @@ from torch import Tensor
 from lerope.core.run import CONFIG, FREQUENCIES, TOKENIZER, WEIGHTS, provenance
 from lerope.interop.apertus import ladder_model
 from lerope.interop.engines import TABLES, Array, Table, llama_cpp_table
-from lerope.interop.export_hf import GGUF, read_export
+from lerope.interop.export_hf import GGUF
+from lerope.interop.export_record import ExportRecord, read_export
+from lerope.interop.foreign import read_foreign_config
 from lerope.interop.gguf import read_gguf
 from lerope.interop.tokenizer import processor
 from lerope.model.saved import load_model
@@ -61,6 +63,17 @@ class Engine:
         return self.tolerance
 
 
+class _Used(TypedDict):
+    """What is used of an exported model's config.json besides what engines read."""
+
+    max_position_embeddings: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
+    vocab_size: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
+    num_hidden_layers: int
+    num_attention_heads: int
+    hidden_act: str
+    rms_norm_eps: float
+
+
 def verify(
     directory: str | Path, *, run: str | Path | None = None, prompt: str = PROMPT, num_tokens: int = 32
 ) -> Verification:
@@ -74,12 +87,13 @@ def verify(
     """
     folder = Path(directory)
     record = read_export(folder)
-    is_ladder = record["kind"] == "ladder"
+    record.check_files(folder)
+    is_ladder = record.kind == "ladder"
     if run is not None and not is_ladder:
         raise ValueError(f"run is for exported ladder models; {folder} holds one that lerope.convert made.")
     weights: dict[str, Tensor] = {}
     tables: dict[str, Callable[[], Table]] = {}
-    if record["format"] == "gguf":
+    if record.format == "gguf":
         config, weights, factors = read_gguf(folder / GGUF)
         tables["llama.cpp"] = functools.partial(llama_cpp_table, config, factors)
     else:
@@ -87,24 +101,25 @@ def verify(
         weights = load_file(folder / WEIGHTS) if is_ladder else {}
         tables |= {name: functools.partial(make, config) for name, make in TABLES.items()}
     frequencies = Frequencies.load(folder / FREQUENCIES)
-    compared = [_compared(name, make, frequencies, record["attention_factor"]) for name, make in tables.items()]
+    attention_factor = 1.0 if record.attention_factor is None else record.attention_factor
+    compared = [_compared(name, make, frequencies, attention_factor) for name, make in tables.items()]
     length = config["max_position_embeddings"]
     num_tokens = min(num_tokens, length // 2)
     tokens = _tokens(folder, prompt, config, is_ladder)[: length - num_tokens]
     if run is not None:
-        rounded = "" if record["dtype"] == "float32" else f" with its weights rounded to {record['dtype']}"
+        rounded = "" if record.dtype == "float32" else f" with its weights rounded to {record.dtype}"
         reference, model = f"the run {Path(run).name}{rounded}", _of_run(load_model(run), record)
     elif weights:
-        reference, model = "lerope on the exported weights", ladder_model(config, weights, frequencies)
+        reference, model = "lerope on the exported weights", _ladder(folder, config, weights, frequencies)
     else:
         reference, model = "transformers", _plain(folder)
-    engines = [engine for engine in ENGINES if engine.format == record["format"]]
-    tolerances = {engine.name: engine.allowed(record["dtype"]) for engine in engines}
+    engines = [engine for engine in ENGINES if engine.format == record.format]
+    tolerances = {engine.name: engine.allowed(record.dtype) for engine in engines}
     runs = [_ran(engine, folder, config, model, tokens, num_tokens, tolerances[engine.name]) for engine in engines]
     return Verification(
         settings={
-            "format": record["format"],
-            "dtype": record["dtype"],
+            "format": record.format,
+            "dtype": record.dtype,
             "num_prompt_tokens": len(tokens),
             "num_tokens": num_tokens,
             "table_tolerance": TABLE_TOLERANCE,
@@ -120,8 +135,8 @@ def verify(
 def _compared(engine: str, make: Callable[[], Table], frequencies: Frequencies, attention_factor: float) -> EngineTable:
     try:
         table = make()
-    except (ValueError, KeyError) as problem:
-        note = str(problem) if isinstance(problem, ValueError) else f"the engine needs {problem} in config.json."
+    except (ValueError, KeyError, TypeError, ArithmeticError) as problem:
+        note = f"the engine needs {problem} in config.json." if isinstance(problem, KeyError) else str(problem)
         return EngineTable(engine=engine, error=None, attention_factor=None, agrees=False, note=note)
     wanted = np.array(frequencies.frequencies)
     found = table.frequencies.astype(np.float64)
@@ -139,26 +154,30 @@ def _compared(engine: str, make: Callable[[], Table], frequencies: Frequencies, 
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{folder / CONFIG} cannot be read ({error}); export the model again.") from None
+    content = read_foreign_config(folder, "export the model again")
     if "text_config" in content or "max_position_embeddings" not in content:
         raise ValueError(
             f"verify compares language models; {folder} holds a {content.get('model_type')} model, whose language "
             "model is one part of it."
         )
-    kinds = [kind for kind, part in (content.get("rope_parameters") or {}).items() if isinstance(part, dict)]
+    rope = content.get("rope_parameters")
+    kinds = [kind for kind, part in rope.items() if isinstance(part, dict)] if isinstance(rope, dict) else []
     if kinds:
         raise ValueError(
             f"verify compares models whose layers share frequencies; {folder} has a set for each of "
             f"{', '.join(sorted(kinds))}."
         )
+    try:
+        msgspec.convert(content, _Used)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{folder / CONFIG} is not as it must be ({error}); export the model again.") from None
     return content
 
 
 def _tokens(folder: Path, prompt: str, config: dict[str, Any], is_ladder: bool) -> list[int]:
     """The prompt's tokens; a made-up series where the folder has no tokenizer."""
+    if any("\ud800" <= character <= "\udfff" for character in prompt):
+        raise ValueError(f"prompt must be valid UTF-8; got {prompt[:40]!r}.")
     ids: list[int]
     if is_ladder and (folder / TOKENIZER).is_file():
         model = processor((folder / TOKENIZER).read_bytes())
@@ -175,26 +194,34 @@ def _tokens(folder: Path, prompt: str, config: dict[str, Any], is_ladder: bool) 
     return ids
 
 
+def _ladder(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], frequencies: Frequencies) -> Transformer:
+    try:
+        return ladder_model(config, weights, frequencies)
+    except (KeyError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"{folder}: its weights do not fit its {CONFIG} ({reason}); export it again.") from None
+
+
 @torch.no_grad()
-def _of_run(model: Transformer, record: dict[str, Any]) -> Reference:
+def _of_run(model: Transformer, record: ExportRecord) -> Reference:
     """The run's own model at the length of the export, its weights as exact as the exported ones."""
     scale: Any = 1.0
-    if record["length"] is not None:
+    if record.length is not None:
         extension = extend(
             model.encoding.frequencies().detach(),
-            train_length=record["train_length"],
-            length=record["length"],
-            method=record["method"],
-            dominant_band=record["dominant_band"],
-            temperature=record["temperature"],
+            train_length=record.train_length,
+            length=record.length,
+            method=record.method,
+            dominant_band=record.dominant_band,
+            temperature=0.0 if record.temperature is None else record.temperature,
         )
         scale, model.encoding = extension.logit_scale, model.encoding.freeze(extension.frequencies)
     for name, parameter in model.named_parameters():
         if name.endswith("q_norm.weight"):
             parameter.copy_(parameter.double() * scale)
-        is_rounded = parameter.ndim > 1 or record["format"] == "hf"  # GGUF files keep gains in float32
+        is_rounded = parameter.ndim > 1 or record.format == "hf"  # GGUF files keep gains in float32
         if is_rounded and not name.startswith("encoding."):
-            parameter.copy_(parameter.to(getattr(torch, record["dtype"])))
+            parameter.copy_(parameter.to(getattr(torch, record.dtype)))
     return model.eval()
 
 

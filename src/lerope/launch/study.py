@@ -11,7 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from lerope.core.checks import check_fields
 from lerope.core.encoding import FROZEN, EncodingSpec
+from lerope.core.own_code import own_code
 from lerope.core.recipe import CHANGES, Recipe, recipe
 
 Command = tuple[str, ...]
@@ -37,6 +39,12 @@ class PlannedRun:
     """A name of its own, in place of the one by rung, encoding and seed."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        for command in self.measure:
+            if not command:
+                raise ValueError("measure must be commands with their arguments; got one without words.")
+        if "/" in self.suffix:
+            raise ValueError(f"suffix must be part of a folder's name, without a slash; got {self.suffix!r}.")
         if (self.encoding == FROZEN) != (self.after is not None):
             raise ValueError(
                 f"after must name a run if and only if the encoding is {FROZEN!r}; got {self.after!r} with "
@@ -80,6 +88,11 @@ class Study:
     """The source to give to `lerope data prepare`."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        if "/" in self.name or not self.name:
+            raise ValueError(f"name must be that of a folder, without a slash; got {self.name!r}.")
+        if not self.runs:
+            raise ValueError(f"study {self.name}: runs must be one or more; got none.")
         names: set[str] = set()
         for run in self.runs:
             name = run.name
@@ -151,13 +164,12 @@ def label(encoding: str) -> str:
 def own_study(spec: str) -> Study:
     """Your own study: what the function named by `path/to/file.py:function` or `module:function` returns."""
     module, _, function = spec.rpartition(":")
-    try:
+    with own_code(f"study {spec!r}"):
         found = getattr(_module(module), function)
-    except (ImportError, AttributeError, OSError, SyntaxError) as error:
-        raise ValueError(f"study {spec!r} cannot be imported: {error}.") from None
     if not callable(found):
         raise ValueError(f"study {spec!r} must name a function; got {type(found).__name__}.")
-    study = found()
+    with own_code(f"study {spec!r}"):
+        study = found()
     if not isinstance(study, Study):
         raise ValueError(f"study {spec!r} must return a lerope.launch.study.Study; got {type(study).__name__}.")
     return study
@@ -169,8 +181,8 @@ def _module(name: str) -> ModuleType:
             sys.path.append(os.getcwd())
         return importlib.import_module(name)
     found = importlib.util.spec_from_file_location(Path(name).stem, name)
-    assert found is not None
-    assert found.loader is not None
+    if found is None or found.loader is None:
+        raise ImportError(f"{name} is no Python file")
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     return module

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lerope.core.encoding import EncodingSpec
-from lerope.core.files import differences
+from lerope.core.files import as_type, differences
 from lerope.core.ladder import ModelConfig, rung, total_parameters
 from lerope.core.locks import locked
 from lerope.core.recipe import Setup, recipe
@@ -209,7 +209,9 @@ def predict(sweeps: Sequence[Sweep], rungs: Sequence[str]) -> list[LearningRateP
 
 def parameters(found: Sweep) -> int:
     """N_tot of a sweep's model."""
-    return total_parameters(ModelConfig(**found.settings["recipe"]["model"]))
+    recipe = found.settings.get("recipe")
+    model = recipe.get("model") if isinstance(recipe, dict) else None
+    return total_parameters(as_type(model, ModelConfig, f"{SWEEP}: settings.recipe.model", "sweep again"))
 
 
 def _open(out: Path, settings: dict[str, Any]) -> Sweep:

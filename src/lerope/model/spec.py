@@ -7,6 +7,7 @@ from typing import Any
 
 from lerope.core.encoding import FAMILIES, FROZEN, POSITIONS, PRESET, RESAMPLE, EncodingSpec
 from lerope.core.ladder import ModelConfig
+from lerope.core.own_code import own_code
 from lerope.rotary.encodings import Encoding, FrozenRoPE, LeRoPE, NoPE, PRoPE, RoPE
 from lerope.rotary.preset import load_preset
 
@@ -51,10 +52,8 @@ def build_encoding(text: str, config: ModelConfig, train_length: int | None = No
 
 def _imported(path: str, text: str) -> Callable[..., Any]:
     module, _, attribute = path.partition(":")
-    try:
+    with own_code(f"encoding {text!r}"):
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"encoding {text!r} cannot be imported: {error}.") from None
     if not callable(found):
         raise ValueError(f"encoding {text!r} must name a class or function; got {type(found).__name__}.")
     made: Callable[..., Any] = found

@@ -3,6 +3,7 @@
 What cannot be read becomes a note: a report about eleven runs is worth having when the twelfth is damaged.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +18,7 @@ from lerope.scaling.compare import compare
 from lerope.scaling.study import read_runs, study
 
 Kind = TypeVar("Kind", bound=Result)
+_MOST_FOLDERS = 100_000
 Arrays = dict[str, npt.NDArray[Any]]
 
 
@@ -123,13 +125,16 @@ def _attempt(make: Callable[[], Kind], what: str, notes: list[str]) -> Kind | No
 
 
 def _find(path: Path) -> Iterator[Path]:
-    """A run directory itself, or those below a folder."""
+    """A run directory itself, or those below a folder; a link to a run counts, one to a folder of runs does not."""
     if (path / RUN).is_file():
         yield path
-    elif path.is_dir():
-        for inner in sorted(path.iterdir()):
-            if inner.is_dir() and not inner.name.startswith("."):
-                yield from _find(inner)
+        return
+    for number, (folder, below, _) in enumerate(os.walk(path)):
+        if number >= _MOST_FOLDERS:
+            raise ValueError(f"{path} has more than {_MOST_FOLDERS:,} folders; name one that holds runs alone.")
+        runs = [name for name in below if not name.startswith(".") and (Path(folder, name) / RUN).is_file()]
+        below[:] = sorted(name for name in below if not name.startswith(".") and name not in runs)
+        yield from (Path(folder, name) for name in sorted(runs))
 
 
 def _read(path: Path, notes: list[str]) -> RunFiles | None:
@@ -141,12 +146,21 @@ def _read(path: Path, notes: list[str]) -> RunFiles | None:
     results: dict[str, Result] = {}
     for file in result_files(path):
         try:
-            found = results[file.stem] = load_result(file)
+            found = load_result(file)
+            if isinstance(found, RunResult) and not _is_about(found, run):
+                raise ValueError(f"{file} is about another training than {run.path}; measure this run again.")
+            results[file.stem] = found
             if isinstance(found, RunResult) and found.arrays_sha256 is not None:
                 found.check_arrays(file)
         except ValueError as error:
             notes.append(str(error))
     return RunFiles(run, results)
+
+
+def _is_about(found: RunResult, run: Run) -> bool:
+    """Whether a result is about this very training; its folder may have had another name."""
+    label = run.label
+    return all(found.run.get(field) == label[field] for field in ("created", "recipe"))
 
 
 def result_files(run: Path) -> list[Path]:

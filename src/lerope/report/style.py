@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 from lerope.core.encoding import EncodingSpec
+from lerope.core.files import whole
 
 Arguments = ParamSpec("Arguments")
 
@@ -221,8 +222,8 @@ def save_as(figure: Any, file: Path) -> Path:
     ending = file.suffix.removeprefix(".")
     if ending not in FORMATS:
         raise ValueError(f"a figure's file must end with one of .{', .'.join(FORMATS)}; got {file}.")
-    with _matplotlib().rc_context(_SETTINGS):
-        figure.savefig(file, dpi=_RESOLUTION, metadata=_METADATA[ending])
+    with _matplotlib().rc_context(_SETTINGS), whole(file) as partial:
+        figure.savefig(partial, format=ending, dpi=_RESOLUTION, metadata=_METADATA[ending])
     return file
 
 

@@ -4,9 +4,9 @@ One module per command. Lists in a result hold flat records, so that `pandas.Dat
 What is too long for JSON, such as the loss of every token, lies beside it in a safetensors file of the same name.
 """
 
-import json
 from pathlib import Path
 
+from lerope.core.files import parse_object, read_bytes
 from lerope.results.analysis import (
     STANDS_OUT,
     Ablation,
@@ -135,8 +135,8 @@ _KINDS: dict[str, type[Result]] = {
 
 def load_result(path: Path) -> Result:
     """A result file of any kind."""
-    try:
-        kind = _KINDS[json.loads(path.read_bytes())["kind"]]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is not a result file of this version of lerope ({type(error).__name__}).") from None
+    name = (parse_object(read_bytes(path, "remove it")) or {}).get("kind")
+    kind = _KINDS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise ValueError(f"{path} is not a result file of this version of lerope (its kind is {name!r}).")
     return kind.load(path)

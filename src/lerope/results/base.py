@@ -4,9 +4,11 @@ import functools
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+
+import msgspec
 
 from lerope.core.files import parse_json, read_bytes, sha256_of, whole, write_json
 
@@ -16,6 +18,7 @@ _AGAIN = "make it again with the command that wrote it"
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+Count = Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
 Arrays = Mapping[str, "npt.NDArray[Any]"]
 
 
@@ -24,6 +27,8 @@ class Result:
     """What every result has."""
 
     kind: ClassVar[str]
+    settings_read: ClassVar[dict[str, Any]] = {}
+    """The settings that something reads, with their types; those whose type includes None may be missing."""
 
     settings: dict[str, Any]
     """What was requested; results are comparable where these are equal."""
@@ -49,6 +54,11 @@ class Result:
                 if found != (cls.kind, VERSION):
                     wanted = f"{cls.kind}, {VERSION}"
                     raise ValueError(f"kind and version must be {wanted}, got {found[0]}, {found[1]}")
+                for field in fields(cls):
+                    if field.name not in content:
+                        raise ValueError(f"{field.name} is missing")
+                _check_known("settings", content["settings"], cls.settings_read)
+                _check_known("run", content.get("run"), {"name": str | None})
 
         return parse_json(read_bytes(path, _AGAIN), cls, str(path), _AGAIN, take)
 
@@ -105,6 +115,15 @@ class RunResult(Result):
                 yield file
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{arrays_of(path)} cannot be read ({error}); {_AGAIN}.") from None
+
+
+def _check_known(field: str, content: Any, known: dict[str, Any]) -> None:
+    """Raises unless what something reads of an open field is there, of its type."""
+    for name, hint in known.items() if isinstance(content, dict) else ():
+        try:
+            msgspec.convert(content.get(name), hint)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{field}.{name} is not as it must be ({str(error).partition(' - at')[0]})") from None
 
 
 def arrays_of(path: Path) -> Path:

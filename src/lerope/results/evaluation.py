@@ -1,9 +1,9 @@
 """Loss over documents, within the train length and beyond it."""
 
 from dataclasses import dataclass
-from typing import ClassVar, TypedDict
+from typing import Any, ClassVar, TypedDict
 
-from lerope.results.base import RunResult
+from lerope.results.base import Count, RunResult
 
 
 class PositionBin(TypedDict):
@@ -24,6 +24,14 @@ class Evaluation(RunResult):
     """
 
     kind: ClassVar[str] = "evaluation"
+    settings_read: ClassVar[dict[str, Any]] = {
+        "documents": str,
+        "fingerprint": str,
+        "length": Count,
+        "truncate": bool | None,
+        "max_tokens": Count | None,
+        "precision": str | None,
+    }
 
     num_documents: int
     num_tokens: int
@@ -76,6 +84,12 @@ class Extrapolation(RunResult):
     """
 
     kind: ClassVar[str] = "extrapolation"
+    settings_read: ClassVar[dict[str, Any]] = {
+        "documents": str,
+        "train_length": Count,
+        "to": Count,
+        "precision": str | None,
+    }
 
     ways: list[ExtrapolationRow]
     by_position: list[ExtrapolationBin]

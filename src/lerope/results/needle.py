@@ -1,9 +1,9 @@
 """Values found among distractors, or far away."""
 
 from dataclasses import dataclass
-from typing import ClassVar, TypedDict
+from typing import Any, ClassVar, TypedDict
 
-from lerope.results.base import RunResult
+from lerope.results.base import Count, RunResult
 
 FLOOR = 0.02
 """Below this share of correct answers, rates say nothing."""
@@ -55,6 +55,16 @@ class Needle(RunResult):
     """
 
     kind: ClassVar[str] = "needle"
+    settings_read: ClassVar[dict[str, Any]] = {
+        "train_length": Count,
+        "samples": Count,
+        "depths": list[float],
+        "filler": str,
+        "num_filler_tokens": Count,
+        "to": Count | None,
+        "method": str | None,
+        "precision": str | None,
+    }
 
     cells: list[NeedleCell]
     totals: list[NeedleCell]

@@ -1,7 +1,7 @@
 """The search for a learning rate."""
 
 from dataclasses import dataclass
-from typing import ClassVar, TypedDict
+from typing import Any, ClassVar, TypedDict
 
 from lerope.results.base import Result
 
@@ -47,6 +47,7 @@ class Sweep(Result):
     """`lerope sweep`: the search for a rung's learning rate, of each encoding on its own."""
 
     kind: ClassVar[str] = "sweep"
+    settings_read: ClassVar[dict[str, Any]] = {"rung": str}
 
     trials: list[Trial]
     """In the order they were made."""

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from lerope.core.files import sha256_of, write_json
 from lerope.core.ladder import flops_per_token, total_parameters
-from lerope.core.recipe import Recipe, Setup
+from lerope.core.recipe import Recipe, Setup, Verify
 from lerope.core.run import DIVERGED, PROFILE, RESULTS, WEIGHTS, Identity, Start, read_metrics, read_run
 from lerope.core.signals import Signals
 from lerope.core.terminal import Display, readable
@@ -28,6 +28,7 @@ from lerope.results import Training
 from lerope.rotary.dispatch import choose
 from lerope.rotary.encodings import Encoding
 from lerope.train.checkpoint import Store
+from lerope.train.data_check import DataCheck
 from lerope.train.engine import Engine
 from lerope.train.hooks import Checkpoints, Frequencies, Profile, Progress, Validation
 from lerope.train.parallel import Ranks, captures, compiles, start_ranks
@@ -79,7 +80,7 @@ def train(
         )
     ranks = start_ranks(setup.device)
     run = RunDirectory(out or Path("runs") / recipe.name)
-    ranks.on_main(lambda: check_corpus(data, recipe))
+    ranks.on_main(lambda: check_corpus(data, recipe, setup.verify))
 
     def open_all() -> tuple[Corpus, Encoding, Loader, int]:
         if setup.attention != "auto":
@@ -149,6 +150,7 @@ def _carry_out(engine: Engine, corpus: Corpus, run: RunDirectory, own_hooks: Seq
             hooks.append(Records(run.path, setup.trackers, recipe.name, asdict(recipe), first))
         hooks += [
             Progress(display),
+            *([DataCheck(corpus, setup.validation_steps)] if setup.verify == "changed" else []),
             *own_hooks,
             Frequencies(setup.frequency_records),
             Validation(corpus.validation, setup.validation_steps, display),
@@ -211,9 +213,9 @@ def _finished(run: RunDirectory, loss: float | None) -> str:
     return f"{run.path} is finished" + (f": validation loss {loss:.4f}." if loss is not None else ".")
 
 
-def check_corpus(data: str | os.PathLike[str], recipe: Recipe) -> None:
+def check_corpus(data: str | os.PathLike[str], recipe: Recipe, verify: Verify = "changed") -> None:
     """Raises unless the data is intact and fits this recipe's model."""
-    corpus = Corpus(data)
+    corpus = Corpus(data, verify)
     found, wanted = corpus.manifest.vocab_size, recipe.model.vocab_size
     if found != wanted:
         raise ValueError(
@@ -269,7 +271,8 @@ def _micro_batch_rows(recipe: Recipe, setup: Setup, ranks: Ranks) -> int:
             )
         return setup.micro_batch_rows
     if ranks.device.type == "cpu":
-        return max(n for n in range(1, rows + 1) if rows % n == 0 and (n == 1 or n * recipe.row_length <= _CPU_TOKENS))
+        most = max(1, _CPU_TOKENS // recipe.row_length)
+        return max(n for n in range(1, min(rows, most) + 1) if rows % n == 0)
     return accounting.micro_batch_rows(
         recipe.model,
         row_length=recipe.row_length,

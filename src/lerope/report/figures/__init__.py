@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from lerope.core.files import write_whole
 from lerope.report.collect import Bundle
 from lerope.report.figures import (
     code,
@@ -114,5 +115,5 @@ def write_figures(
     if drawn:
         files.append(folder / CAPTIONS)
         texts = [f"## {known[name].TITLE}\n\n`{name}`. {known[name].CAPTION}\n" for name in drawn]
-        files[-1].write_text("\n".join(texts), encoding="utf-8")
+        write_whole(files[-1], "\n".join(texts).encode())
     return Written(files, missing)

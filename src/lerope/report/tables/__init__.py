@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from lerope.core.files import write_whole
 from lerope.report.collect import Bundle
 from lerope.report.tables.bands import slowest_bands
 from lerope.report.tables.comparison import gain, gap_by_position
@@ -47,5 +48,5 @@ def write_tables(bundle: Bundle, folder: Path) -> list[Path]:
     for table in tables(bundle):
         for ending, content in (("csv", table.csv()), ("md", table.markdown()), ("tex", table.latex())):
             files.append(folder / f"{table.name}.{ending}")
-            files[-1].write_text(content, encoding="utf-8", newline="")
+            write_whole(files[-1], content.encode())
     return files

@@ -1,0 +1,186 @@
+"""Texts that people bring: sources of `data prepare`, and study files with errors of their own."""
+
+import gzip
+import io
+import lzma
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import zstandard
+
+from tests.data.texts import made_up
+from tests.fuzz.damage import to_bits
+from tests.fuzz.inputs import Input, Reader, words
+
+_IMPORTS = "from lerope.launch.study import Study, PlannedRun\n"
+STUDIES = {
+    "an exception": "def study():\n    return 1 / 0\n",
+    "an exception when imported": "raise RuntimeError('no')\n",
+    "an exception of its own": "class Odd(Exception): pass\ndef study():\n    raise Odd\n",
+    "a wrong type": "def study():\n    return 3\n",
+    "None": "def study():\n    pass\n",
+    "a missing argument": "def study(x):\n    return x\n",
+    "a missing field": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y')\n",
+    "an unknown field": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[], colour='red')\n",
+    "no runs": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[])\n",
+    "runs that are None": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=None)\n",
+    "runs of another type": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[3])\n",
+    "a name of another type": f"{_IMPORTS}def study():\n    return Study(name=3, sentence=4, runs=[PlannedRun(rung='demo', encoding='rope')])\n",
+    "an unknown rung": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[PlannedRun(rung='x', encoding='rope')])\n",
+    "a rung of another type": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[PlannedRun(rung=[], encoding='rope')])\n",
+    "an encoding of another type": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[PlannedRun(rung='demo', encoding=3)])\n",
+    "an odd encoding": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[PlannedRun(rung='demo', encoding='..:x')])\n",
+    "a seed of another type": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[PlannedRun(rung='demo', encoding='rope', seed='x')])\n",
+    "changes of another type": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[PlannedRun(rung='demo', encoding='rope', changes=3)])\n",
+    "steps of another type": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[PlannedRun(rung='demo', encoding='rope', changes={{'steps': 'x'}})])\n",
+    "steps of none": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[PlannedRun(rung='demo', encoding='rope', changes={{'row_length': 0}})])\n",
+    "a measurement of another type": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[PlannedRun(rung='demo', encoding='rope', measure=3)])\n",
+    "a measurement that is empty": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[PlannedRun(rung='demo', encoding='rope', measure=((),))])\n",
+    "markup in names": f"{_IMPORTS}def study():\n    return Study(name='[/b]', sentence='[/b]', runs=[PlannedRun(rung='demo', encoding='rope', suffix='[/b]')])\n",
+    "a slash in a name": f"{_IMPORTS}def study():\n    return Study(name='a/b', sentence='', runs=[PlannedRun(rung='demo', encoding='rope', suffix='../x')])\n",
+    "a syntax error": "def study(:\n",
+    "an indentation error": "  def study():\n",
+    "a null byte": "x = 1\0\n",
+    "no function": "x = 1\n",
+    "no callable": "study = 3\n",
+    "a coding line that is none": "# coding: klingon\ndef study(): pass\n",
+    "another coding": "# coding: rot13\nqrs fghql(): cnff\n",
+    "an exit": "import sys\nsys.exit(3)\n",
+    "an exit in the function": "def study():\n    raise SystemExit(4)\n",
+    "a recursion": "def study():\n    return study()\n",
+    "empty": "",
+    "an import of what is not there": "import no_such_module\n",
+    "an assertion": "def study():\n    assert False\n",
+    "a key error": "def study():\n    return {}['x']\n",
+    "a generator": "def study():\n    yield 3\n",
+}  # fmt: skip
+
+
+def study_inputs() -> Iterator[Input]:
+    """Study files with errors, through what reads them."""
+    calls = {
+        "ladder --status": ("ladder", "@own.py:study", "--status", "--out", "@study"),
+        "ladder --print": ("ladder", "@own.py:study", "--print", "--data", "@data"),
+        "ladder": ("ladder", "@own.py:study", "--data", "@data", "--out", "@out", "--demo"),
+        "plan": ("plan", "@own.py:study"),
+    }
+    for name, text in STUDIES.items():
+        found = tuple(Reader(call, own=words(*arguments)) for call, arguments in calls.items() if _quick(call, text))
+        yield Input(
+            "study files", name, lambda world, text=text: _write(world / "own.py", text.encode()), found, "", False
+        )  # type: ignore[misc]
+    for name, spec in (
+        ("a folder", "@runs:study"),
+        ("nothing", "@nothing.py:study"),
+        ("dots", "..:x"),
+        ("markup", "[/b]:x"),
+    ):
+        found = tuple(
+            Reader("ladder", own=words("ladder", spec, *more))
+            for more in (("--status",), ("--print", "--data", "@data"))
+        )
+        yield Input("study files", name, lambda world: None, found, "", False)
+
+
+def _quick(call: str, text: str) -> bool:
+    """A study that is right would be trained."""
+    return call != "ladder" or "PlannedRun(rung='demo', encoding='rope'" not in text
+
+
+def source_inputs() -> Iterator[Input]:
+    """Files of every ending, damaged or odd."""
+    chance = random.Random(0)
+    text = "\n".join(made_up(20)).encode()
+    coded = b"print('caf\xc3\xa9')\n" * 5
+    cases: dict[str, bytes] = {f"noise{ending}": chance.randbytes(2000) for ending in ENDINGS}
+    cases |= {f"empty{ending}": b"" for ending in ENDINGS}
+    for codec in CODECS:
+        cases[f"{codec}.py"] = f"# -*- coding: {codec} -*-\n".encode() + coded
+        cases[f"{codec} noise.py"] = f"# coding: {codec}\n".encode() + chance.randbytes(300)
+    for number, (mark, name) in enumerate(
+        ((b"\xff\xfe", "utf-16"), (b"\xef\xbb\xbf", "utf-8"), (b"\0\0\xfe\xff", "utf-32"))
+    ):
+        for ending in (".txt", ".py", ".jsonl"):
+            cases[f"mark {name} {number}{ending}"] = mark + text[:400]
+            cases[f"text in {name}{ending}"] = text[:2000].decode(errors="ignore").encode(name)
+    cases["nulls.txt"] = b"\0" * 5000
+    cases["one line.txt"] = b"x" * 3_000_000
+    cases["deep.jsonl"] = b'{"text": ' + b"[" * 100_000 + b"\n"
+    cases["huge number.jsonl"] = b'{"text": ' + b"9" * 10_000 + b"}\n"
+    cases["surrogate.jsonl"] = b'{"text": "\\ud800"}\n'
+    cases["two objects.jsonl"] = b'{"text": "a"}{"text": "b"}\n'
+    cases["twice.jsonl"] = b'{"text": "a", "text": "b"}\n'
+    for value in (b"3", b"null", b"[]", b"{}", b"true", b'["x"]'):
+        cases[f"text is {value.decode()}.jsonl"] = b'{"text": ' + value + b"}\n"
+    for name, content in cases.items():
+        yield _source(name, lambda path, content=content: _write(path, content), False)  # type: ignore[misc]
+    for ending in (".jsonl.gz", ".jsonl.xz", ".jsonl.zst", ".parquet"):
+        whole = _packed(ending)
+        damages = [*to_bits(whole, 3, 15)]
+        for damage in damages:
+            # gzip's header has bits that nobody reads, and a flipped bit in it changes no text.
+            yield _source(
+                f"{damage.name}{ending}", damage.apply, ending != ".parquet" and "byte more" not in damage.name
+            )
+    yield _source("fifo.txt", lambda path: os.mkfifo(path), True)
+    yield _source("fifo.jsonl", lambda path: os.mkfifo(path), True)
+    yield _source("fifo.jsonl.zst", lambda path: os.mkfifo(path), True)
+    yield _source("device.txt", lambda path: path.symlink_to("/dev/zero"), True)
+    yield _source("folder.txt", lambda path: path.mkdir(), True)
+    yield _source("loop.txt", lambda path: path.symlink_to(path), True)
+
+
+ENDINGS = (".txt", ".md", ".py", ".jsonl", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst", ".parquet", ".pdf", "")
+CODECS = (
+    *(
+        "rot13",
+        "hex",
+        "base64",
+        "bz2",
+        "zlib",
+        "uu",
+        "quopri",
+        "idna",
+        "punycode",
+        "unicode_escape",
+        "raw_unicode_escape",
+    ),
+    *("utf-7", "utf-16", "utf-32", "utf-8-sig", "latin-1", "ascii", "cp1252", "shift_jis", "gb18030", "big5", "mbcs"),
+    *("undefined", "klingon", "[/b]", "utf8", "palmos", "hz", "iso2022_jp", "euc_kr", "cp037", "charmap"),
+)
+
+
+def _packed(ending: str) -> bytes:
+    folder = io.BytesIO()
+    lines = "".join('{"text": "' + "".join(c for c in text if c.isalnum()) + '"}\n' for text in made_up(30)).encode()
+    if ending == ".parquet":
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        parquet.write_table(pa.table({"text": made_up(30)}), folder)
+        return folder.getvalue()
+    pack = {
+        ".jsonl.gz": gzip.compress,
+        ".jsonl.xz": lzma.compress,
+        ".jsonl.zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+    }
+    return pack[ending](lines)
+
+
+def _source(name: str, write: object, is_bad: bool) -> Input:
+    def apply(world: Path) -> None:
+        write(world / f"source {name}".replace("/", "_"))  # type: ignore[operator]
+
+    file = f"source {name}".replace("/", "_")
+    common = ("--out", "@out", "--tokenizer", "@given.model", "--workers", "1", "--validation-fraction", "0.5")
+    found = (
+        Reader("data prepare", own=words("data", "prepare", f"@{file}", *common)),
+        Reader("--skip-invalid", own=words("data", "prepare", f"@{file}", *common, "--skip-invalid")),
+    )
+    return Input("text sources", file, apply, found, "source" if is_bad else "", is_bad)
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
