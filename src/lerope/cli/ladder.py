@@ -71,7 +71,8 @@ def ladder(
     from lerope.launch.launcher import LOGS
     from lerope.launch.rates import known_rates, paper_rates, search_rates
     from lerope.launch.recipes import study_named
-    from lerope.launch.study import prepare_command, with_learning_rates, with_options
+    from lerope.launch.small import sized
+    from lerope.launch.study import check_data, prepare_command, with_learning_rates, with_options
 
     if study is None:
         _list(json_)
@@ -98,7 +99,7 @@ def ladder(
             print(" && ".join(shlex.join(["lerope", *command]) for command in run.commands(data, out)))
         return
     launch = launcher(on, at_once, cluster, where)
-    _check(chosen, data)
+    check_data(chosen, data)
     with stoppable(), redirect_stdout(sys.stderr if json_ else sys.stdout):
         if sweep:
             found = search_rates(chosen, data, out, print, launch if on == "slurm" else None)
@@ -121,32 +122,6 @@ def _cancel(study: "Study", out: Path, on: str) -> None:
     from lerope.launch import slurm
 
     print(f"{slurm.cancel(study, out)} jobs of {out} cancelled.")
-
-
-def sized(study: "Study", demo: bool, steps: int | None) -> "Study":
-    """A study as is, its small version, or with a different number of steps."""
-    from lerope.launch.small import STUDY_STEPS, in_small
-    from lerope.launch.study import shortened
-
-    if steps is not None and steps < 1:
-        raise ValueError(f"steps must be a positive whole number; got {steps}.")
-    if demo:
-        return in_small(study, steps or STUDY_STEPS)
-    return study if steps is None else shortened(study, steps)
-
-
-def _check(study: "Study", data: Path) -> None:
-    """Raises before anything is started if the data does not fit the models."""
-    from lerope.data.shards import Corpus
-
-    found = Corpus(data, verify="sizes").manifest.vocab_size
-    for run in study.runs:
-        wanted = run.recipe(Path()).model.vocab_size
-        if wanted != found:
-            raise ValueError(
-                f"{data} has a vocabulary of {found:,}, but {run.name} expects {wanted:,}; prepare the data "
-                f"with --vocab-size {wanted}."
-            )
 
 
 def _list(as_json: bool) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lerope.core.ladder import rung
-from lerope.launch.study import Command, PlannedRun, Study
+from lerope.launch.study import Command, PlannedRun, Study, shortened
 
 VOCAB_SIZE = 2_048
 # What two cores can do in a few minutes. For so few steps, small batches, a low learning rate and little decay work
@@ -45,6 +45,15 @@ def in_small(study: Study, steps: int = STUDY_STEPS) -> Study:
         names[run.name] = small.name
         runs.append(small)
     return replace(study, runs=runs)
+
+
+def sized(study: Study, demo: bool, steps: int | None) -> Study:
+    """A study as is, its small version, or with a different number of steps."""
+    if steps is not None and steps < 1:
+        raise ValueError(f"steps must be a positive whole number; got {steps}.")
+    if demo:
+        return in_small(study, steps or STUDY_STEPS)
+    return study if steps is None else shortened(study, steps)
 
 
 def _small_run(run: PlannedRun, steps: int, names: dict[str, str]) -> PlannedRun:

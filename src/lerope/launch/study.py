@@ -15,6 +15,7 @@ from lerope.core.checks import check_fields
 from lerope.core.encoding import FROZEN, EncodingSpec
 from lerope.core.own_code import own_code
 from lerope.core.recipe import CHANGES, Recipe, recipe
+from lerope.data.shards import Corpus
 
 Command = tuple[str, ...]
 """A command of `lerope` that measures, and its arguments, without the run: ("extrapolate", "--to", "4096")."""
@@ -154,6 +155,18 @@ def with_learning_rates(study: Study, rates: Mapping[str, float]) -> Study:
 def shortened(study: Study, steps: int) -> Study:
     """The same study with this many steps in every run."""
     return replace(study, runs=[replace(run, changes={**run.changes, "steps": steps}) for run in study.runs])
+
+
+def check_data(study: Study, data: Path) -> None:
+    """Raises before anything is started if the data does not fit the models."""
+    found = Corpus(data, verify="sizes").manifest.vocab_size
+    for run in study.runs:
+        wanted = run.recipe(Path()).model.vocab_size
+        if wanted != found:
+            raise ValueError(
+                f"{data} has a vocabulary of {found:,}, but {run.name} expects {wanted:,}; prepare the data "
+                f"with --vocab-size {wanted}."
+            )
 
 
 def label(encoding: str) -> str:
