@@ -14,21 +14,23 @@ def own_code(what: str) -> Iterator[None]:
     """Turns anything that the user's code raises into a ValueError with the file, the line and the error.
 
     Args:
-        what: what the code is for, as the start of a sentence.
+        what: what the code is for and that it did not work, as the start of a sentence.
     """
     try:
         yield
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # an exit too: only a command decides how it ends
-        raise ValueError(f"{what} cannot be used: {_said(error)}{_where(error)}.") from None
+        raise ValueError(f"{what}: {_said(error)}{_where(error)}.") from None
 
 
 def _said(error: BaseException) -> str:
-    """The error's name and its first line."""
+    """The error's first line, after its name where that line alone says little."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg}"
     lines = str(error).strip().splitlines()
+    if lines and isinstance(error, ImportError | AttributeError | ValueError):
+        return lines[0].rstrip(".")
     return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
 
 

@@ -177,11 +177,11 @@ def label(encoding: str) -> str:
 def own_study(spec: str) -> Study:
     """Your own study: what the function named by `path/to/file.py:function` or `module:function` returns."""
     module, _, function = spec.rpartition(":")
-    with own_code(f"study {spec!r}"):
+    with own_code(f"study {spec!r} cannot be imported"):
         found = getattr(_module(module), function)
     if not callable(found):
         raise ValueError(f"study {spec!r} must name a function; got {type(found).__name__}.")
-    with own_code(f"study {spec!r}"):
+    with own_code(f"study {spec!r} fails"):
         study = found()
     if not isinstance(study, Study):
         raise ValueError(f"study {spec!r} must return a lerope.launch.study.Study; got {type(study).__name__}.")

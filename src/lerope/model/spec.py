@@ -52,7 +52,7 @@ def build_encoding(text: str, config: ModelConfig, train_length: int | None = No
 
 def _imported(path: str, text: str) -> Callable[..., Any]:
     module, _, attribute = path.partition(":")
-    with own_code(f"encoding {text!r}"):
+    with own_code(f"encoding {text!r} cannot be imported"):
         found = getattr(importlib.import_module(module), attribute)
     if not callable(found):
         raise ValueError(f"encoding {text!r} must name a class or function; got {type(found).__name__}.")
