@@ -80,7 +80,7 @@ def plain(args: argparse.Namespace, seed: int, order: str) -> list[float]:
     vocab_size = manifest["vocab_size"]
     files = [args.data / f"{shard['name']}.tokens" for shard in manifest["splits"]["train"]["shards"]]
     stream = np.concatenate([np.memmap(file, "<u2" if vocab_size <= 1 << 16 else "<u4", "r") for file in files])
-    num_rows, first = (len(stream) - 1) // args.row_length, int(stream[0])
+    num_rows = (len(stream) - 1) // args.row_length
     places = np.arange(num_rows) if order == "in order" else np.random.default_rng(seed).permutation(num_rows)
     torch.manual_seed(seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -102,12 +102,11 @@ def plain(args: argparse.Namespace, seed: int, order: str) -> list[float]:
         starts = places[np.arange(step * count, (step + 1) * count) % num_rows] * args.row_length
         read = np.stack([stream[start : start + args.row_length + 1] for start in starts]).astype(np.int64)
         rows = torch.from_numpy(read).to(device)
-        targets = rows[:, 1:].masked_fill(rows[:, 1:] == first, -100)  # nobody can tell how the next document begins
         cosine = 0.5 * (1 + math.cos(math.pi * (step - warmup) / (args.steps - warmup)))
         for group in optimizer.param_groups:
             group["lr"] = rate * ((step + 1) / warmup if step < warmup else cosine)
         with torch.autocast(device, torch.bfloat16) if device == "cuda" else nullcontext():
-            loss = model(rows[:, :-1], targets)
+            loss = model(rows[:, :-1], rows[:, 1:])
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
