@@ -48,7 +48,7 @@ SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=0
 SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait=20
-MinJobAge=300
+MinJobAge=3600
 MpiDefault=none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
