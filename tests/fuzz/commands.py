@@ -93,7 +93,7 @@ def command_inputs(world: Path, seed: int = 0) -> Iterator[Input]:
     """Options with odd values, then encodings."""
     for name, needed in NEEDED.items():
         yield _input((name, needed), [], "alone")
-        for option, hint in options(name).items():
+        for option in options(name):
             for value in VALUES:
                 yield _input((name, needed), [f"--{option}", value], f"--{option} {value[:30]!r}")
         for position, value in enumerate(needed):

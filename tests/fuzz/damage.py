@@ -5,6 +5,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ class Damage:
     """Whether a reader must notice: False for a value that the field's type allows."""
 
 
-def written(name: str, content: bytes, is_bad: bool = True) -> Damage:
-    """Other content in the place of the file."""
-    return Damage(name, lambda path: _replace(path, content), is_bad)
+def written(name: str, content: bytes | Callable[[], bytes], is_bad: bool = True) -> Damage:
+    """Other content in the place of the file; made when it is needed, as most inputs are left out of most tests."""
+    return Damage(name, lambda path: _replace(path, content if isinstance(content, bytes) else content()), is_bad)
 
 
 def to_any_file(content: bytes, seed: int) -> Iterator[Damage]:
@@ -45,7 +46,7 @@ def to_bits(content: bytes, seed: int, count: int) -> Iterator[Damage]:
     chance = random.Random(seed)
     for _ in range(count):
         at, bit = chance.randrange(len(content)), chance.randrange(8)
-        flipped = bytes(byte ^ (1 << bit) if number == at else byte for number, byte in enumerate(content))
+        flipped = content[:at] + bytes([content[at] ^ (1 << bit)]) + content[at + 1 :]
         yield written(f"bit {bit} of byte {at} flipped", flipped)
     yield written("a byte less", content[:-1])
     yield written("a byte more", content + b"\0")
@@ -64,16 +65,15 @@ def to_json(kind: Any, content: dict[str, Any], beside: dict[str, Any]) -> Itera
     for keys, hint, strict in _places(kind, content, beside):
         place = ".".join(map(str, keys))
         if isinstance(keys[-1], str):
-            yield written(f"{place} dropped", _dumped(_without(content, keys)), strict)
+            yield written(f"{place} dropped", partial(_without, content, keys), strict)
         for name, value in INSTEAD.items():
             if value != _at(content, keys) or isinstance(value, bool) != isinstance(_at(content, keys), bool):
-                changed = _dumped(_with(content, keys, value))
-                yield written(f"{place} is {name}", changed, not accepts(hint, value))
+                yield written(f"{place} is {name}", partial(_with, content, keys, value), not accepts(hint, value))
         for name, raw in RAW.items():
-            yield written(f"{place} is {name}", _dumped(_with(content, keys, "@")).replace(b'"@"', raw, 1))
+            yield written(f"{place} is {name}", partial(_with, content, keys, "@", raw))
         if fields(hint) and isinstance(_at(content, keys), dict):
-            yield written(f"{place}.colour added", _dumped(_with(content, (*keys, "colour"), "red")))
-    yield written("colour added", _dumped({**content, "colour": "red"}), bool(fields(kind)))
+            yield written(f"{place}.colour added", partial(_with, content, (*keys, "colour"), "red"))
+    yield written("colour added", partial(_with, content, ("colour",), "red"), bool(fields(kind)))
     for name, value in INSTEAD.items():
         yield written(f"all of it is {name}", json.dumps(value).encode())
     yield written("nested too deep", b"[" * DEPTH)
@@ -125,20 +125,18 @@ def _at(content: Any, keys: Keys) -> Any:
     return content
 
 
-def _with(content: Any, keys: Keys, value: Any) -> Any:
+def _with(content: Any, keys: Keys, value: Any, raw: bytes = b"") -> bytes:
+    """The file with another value at a place; with raw bytes where that value is "@"."""
     made = json.loads(json.dumps(content))
     _at(made, keys[:-1])[keys[-1]] = value
-    return made
+    written = json.dumps(made).encode()
+    return written.replace(b'"@"', raw, 1) if raw else written
 
 
-def _without(content: Any, keys: Keys) -> Any:
+def _without(content: Any, keys: Keys) -> bytes:
     made = json.loads(json.dumps(content))
     del _at(made, keys[:-1])[keys[-1]]
-    return made
-
-
-def _dumped(content: Any) -> bytes:
-    return json.dumps(content).encode()
+    return json.dumps(made).encode()
 
 
 def _replace(path: Path, content: bytes) -> None:

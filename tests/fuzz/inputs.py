@@ -222,7 +222,7 @@ def line_inputs(world: Path) -> Iterator[Input]:
                     yield made("JSON lines", f"{folder}/{file}", damage, readers(call, heals=True))
 
 
-def binary_inputs(world: Path, num_bits: int) -> Iterator[Input]:
+def binary_inputs(world: Path, num_bits: int = 40) -> Iterator[Input]:
     """Shards, tokenizers, weights, checkpoints, arrays: bits, sizes, and another run's in their place."""
     checkpoint = "stopped/checkpoints/step-00000009"
     shard = next((world / checkpoint).glob("*.safetensors")).name

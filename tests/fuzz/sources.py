@@ -15,6 +15,18 @@ from tests.fuzz.damage import to_bits
 from tests.fuzz.inputs import Input, Reader, words
 
 _IMPORTS = "from lerope.launch.study import Study, PlannedRun\n"
+
+
+def _of(arguments: str) -> str:
+    """A study file whose study has these arguments."""
+    return f"{_IMPORTS}def study():\n    return Study({arguments})\n"
+
+
+def _of_run(arguments: str) -> str:
+    """A study file whose only run has these arguments."""
+    return _of(f"name='x', sentence='y', runs=[PlannedRun({arguments})]")
+
+
 STUDIES = {
     "an exception": "def study():\n    return 1 / 0\n",
     "an exception when imported": "raise RuntimeError('no')\n",
@@ -22,24 +34,24 @@ STUDIES = {
     "a wrong type": "def study():\n    return 3\n",
     "None": "def study():\n    pass\n",
     "a missing argument": "def study(x):\n    return x\n",
-    "a missing field": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y')\n",
-    "an unknown field": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[], colour='red')\n",
-    "no runs": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[])\n",
-    "runs that are None": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=None)\n",
-    "runs of another type": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[3])\n",
-    "a name of another type": f"{_IMPORTS}def study():\n    return Study(name=3, sentence=4, runs=[PlannedRun(rung='demo', encoding='rope')])\n",
-    "an unknown rung": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[PlannedRun(rung='x', encoding='rope')])\n",
-    "a rung of another type": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[PlannedRun(rung=[], encoding='rope')])\n",
-    "an encoding of another type": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[PlannedRun(rung='demo', encoding=3)])\n",
-    "an odd encoding": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[PlannedRun(rung='demo', encoding='..:x')])\n",
-    "a seed of another type": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[PlannedRun(rung='demo', encoding='rope', seed='x')])\n",
-    "changes of another type": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[PlannedRun(rung='demo', encoding='rope', changes=3)])\n",
-    "steps of another type": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[PlannedRun(rung='demo', encoding='rope', changes={{'steps': 'x'}})])\n",
-    "steps of none": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[PlannedRun(rung='demo', encoding='rope', changes={{'row_length': 0}})])\n",
-    "a measurement of another type": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[PlannedRun(rung='demo', encoding='rope', measure=3)])\n",
-    "a measurement that is empty": f"{_IMPORTS}def study():\n    return Study(name='x', sentence='y', runs=[PlannedRun(rung='demo', encoding='rope', measure=((),))])\n",
-    "markup in names": f"{_IMPORTS}def study():\n    return Study(name='[/b]', sentence='[/b]', runs=[PlannedRun(rung='demo', encoding='rope', suffix='[/b]')])\n",
-    "a slash in a name": f"{_IMPORTS}def study():\n    return Study(name='a/b', sentence='', runs=[PlannedRun(rung='demo', encoding='rope', suffix='../x')])\n",
+    "a missing field": _of("name='x', sentence='y'"),
+    "an unknown field": _of("name='x', sentence='y', runs=[], colour='red'"),
+    "no runs": _of("name='x', sentence='y', runs=[]"),
+    "runs that are None": _of("name='x', sentence='y', runs=None"),
+    "runs of another type": _of("name='x', sentence='y', runs=[3]"),
+    "a name of another type": _of("name=3, sentence=4, runs=[PlannedRun(rung='demo', encoding='rope')]"),
+    "an unknown rung": _of_run("rung='x', encoding='rope'"),
+    "a rung of another type": _of_run("rung=[], encoding='rope'"),
+    "an encoding of another type": _of_run("rung='demo', encoding=3"),
+    "an odd encoding": _of_run("rung='demo', encoding='..:x'"),
+    "a seed of another type": _of_run("rung='demo', encoding='rope', seed='x'"),
+    "changes of another type": _of_run("rung='demo', encoding='rope', changes=3"),
+    "steps of another type": _of_run("rung='demo', encoding='rope', changes={'steps': 'x'}"),
+    "steps of none": _of_run("rung='demo', encoding='rope', changes={'row_length': 0}"),
+    "a measurement of another type": _of_run("rung='demo', encoding='rope', measure=3"),
+    "a measurement that is empty": _of_run("rung='demo', encoding='rope', measure=((),)"),
+    "markup": _of("name='[/b]', sentence='[/b]', runs=[PlannedRun(rung='demo', encoding='rope', suffix='[/b]')]"),
+    "a slash in a name": _of("name='a/b', sentence='', runs=[PlannedRun(rung='demo', encoding='rope', suffix='../x')]"),
     "a syntax error": "def study(:\n",
     "an indentation error": "  def study():\n",
     "a null byte": "x = 1\0\n",
@@ -58,7 +70,7 @@ STUDIES = {
 }  # fmt: skip
 
 
-def study_inputs() -> Iterator[Input]:
+def study_inputs(world: Path) -> Iterator[Input]:
     """Study files with errors, through what reads them."""
     calls = {
         "ladder --status": ("ladder", "@own.py:study", "--status", "--out", "@study"),
@@ -89,7 +101,7 @@ def _quick(call: str, text: str) -> bool:
     return call != "ladder" or "PlannedRun(rung='demo', encoding='rope'" not in text
 
 
-def source_inputs() -> Iterator[Input]:
+def source_inputs(world: Path) -> Iterator[Input]:
     """Files of every ending, damaged or odd."""
     chance = random.Random(0)
     text = "\n".join(made_up(20)).encode()

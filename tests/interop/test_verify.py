@@ -14,6 +14,7 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForCon
 
 import lerope
 from lerope.interop import verify as module
+from lerope.interop.export_record import hashes, read_export
 from lerope.interop.engines import TABLES
 from lerope.interop.verify import ENGINES, verify
 from tests.interop.toys import SHAPE, make, scaled, shake
@@ -123,6 +124,9 @@ def test_changed_weights_differ_from_the_run(copy):
     weights = load_file(copy / "model.safetensors")
     weights["model.layers.0.self_attn.q_norm.weight"] *= 1.01
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"model.safetensors is not what was exported"):
+        verify(copy, num_tokens=4)
+    replace(read_export(copy), sha256=hashes(copy)).save(copy)
     rows = {row["engine"]: row for row in verify(copy, run=trained(), num_tokens=4).runs}
     assert rows["transformers"]["agrees"] is False
     assert rows["transformers"]["logit_error"] > 1e-5
@@ -215,6 +219,7 @@ def test_bfloat16_is_compared_with_the_run_rounded_to_it(length, tmp_path):
     weights = load_file(out / "model.safetensors")
     weights["model.layers.0.self_attn.q_norm.weight"] *= 1.01
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    replace(read_export(out), sha256=hashes(out)).save(out)
     rows = {row["engine"]: row for row in verify(out, run=trained(), num_tokens=16).runs}
     assert rows["transformers"]["agrees"] is False
 
@@ -230,7 +235,7 @@ def test_a_record_that_says_too_little(copy):
     assert (record["kind"], record["dtype"], record["attention_factor"]) == ("ladder", "float32", 1.0)
     del record["kind"], record["dtype"]
     (copy / "export.json").write_text(json.dumps(record))
-    with pytest.raises(ValueError, match=r"export.json .*kind, dtype; export the model again"):
+    with pytest.raises(ValueError, match=r"export.json: kind is missing; export the model again"):
         verify(copy)
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypedDict
 import msgspec
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -98,7 +99,7 @@ def verify(
         tables["llama.cpp"] = functools.partial(llama_cpp_table, config, factors)
     else:
         config = _read_config(folder)
-        weights = load_file(folder / WEIGHTS) if is_ladder else {}
+        weights = _weights(folder / WEIGHTS) if is_ladder else {}
         tables |= {name: functools.partial(make, config) for name, make in TABLES.items()}
     frequencies = Frequencies.load(folder / FREQUENCIES)
     attention_factor = 1.0 if record.attention_factor is None else record.attention_factor
@@ -192,6 +193,13 @@ def _tokens(folder: Path, prompt: str, config: dict[str, Any], is_ladder: bool) 
     if not ids:
         raise ValueError("prompt is empty; give a text.")
     return ids
+
+
+def _weights(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); export the model again.") from None
 
 
 def _ladder(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], frequencies: Frequencies) -> Transformer:

@@ -85,7 +85,10 @@ def _longest_with_shortest_rows(run: PlannedRun) -> tuple[int, int]:
 
 
 def _rates(study: Study, found: Sequence[Sweep]) -> dict[str, float]:
-    best = {each.settings["rung"]: each.optima[0]["index"] for each in found}
+    best = {each.settings.get("rung"): each.optima[0]["index"] for each in found}
+    for name in best:
+        if name not in LEARNING_RATE_INDEX:
+            raise ValueError(f"{SWEEP}: settings.rung must be one of {', '.join(LEARNING_RATE_INDEX)}; got {name!r}.")
     rest = [name for name, _ in _smallest_first(study) if name not in best]
     best |= {each["rung"]: each["index"] for each in predict(found, rest)}
     return {name: learning_rate(best.get(name, LEARNING_RATE_INDEX[name])) for name, _ in _smallest_first(study)}

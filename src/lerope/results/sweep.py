@@ -47,7 +47,7 @@ class Sweep(Result):
     """`lerope sweep`: the search for a rung's learning rate, of each encoding on its own."""
 
     kind: ClassVar[str] = "sweep"
-    settings_read: ClassVar[dict[str, Any]] = {"rung": str}
+    settings_read: ClassVar[dict[str, Any]] = {"rung": str | None}
 
     trials: list[Trial]
     """In the order they were made."""
