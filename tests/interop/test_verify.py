@@ -14,8 +14,8 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForCon
 
 import lerope
 from lerope.interop import verify as module
-from lerope.interop.export_record import hashes, read_export
 from lerope.interop.engines import TABLES
+from lerope.interop.export_record import hashes, read_export
 from lerope.interop.verify import ENGINES, verify
 from tests.interop.toys import SHAPE, make, scaled, shake
 from tests.interop.trained import TRAIN_LENGTH, odd_lerope, trained, untrained
