@@ -58,7 +58,7 @@ class Result:
                     if field.name not in content:
                         raise ValueError(f"{field.name} is missing")
                 _check_known("settings", content["settings"], cls.settings_read)
-                _check_known("run", content.get("run"), {"name": str | None})
+                _check_known("run", content.get("run"), {"name": str})
 
         return parse_json(read_bytes(path, _AGAIN), cls, str(path), _AGAIN, take)
 
