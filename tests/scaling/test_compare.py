@@ -254,7 +254,8 @@ DAMAGE = [
     (lambda p: replace_result(p, loss=3.1), "its evaluation says 3.1000"),
     (one_token_elsewhere, "different documents; run `lerope eval` on both again"),
     (not_finite, "holds losses that are not finite"),
-    (lambda p: replace_result(p, run={"created": "before"}), "was made from an earlier training in this folder"),
+    (lambda p: replace_result(p, run={"created": "before"}), "run.name"),
+    (lambda p: replace_result(p, run={"name": "b", "created": "before"}), "was made from an earlier training in this folder"),
     (lambda p: replace_result(p, kind="needle"), "kind and version must be evaluation, 2, got needle, 2"),
 ]  # fmt: skip
 
@@ -363,7 +364,7 @@ def test_rungs_by_steps_may_differ_in_methods_but_for_the_baseline(tmp_path):
     ]
     assert {each["method"] for each in found.multipliers} == {"lerope"}
     # Without a baseline for all there is nothing to hold them against.
-    with pytest.raises(ValueError, match="are no pair: steps is 100 in the first and 400 in the second"):
+    with pytest.raises(ValueError, match="steps is 100 in the first and 400 in the second"):
         compare([paths[1], paths[2], write_run(tmp_path / "nope", "nope", recipe={"steps": 400}), paths[3]])
 
 

@@ -118,7 +118,7 @@ def test_the_timeline_does_not_count_compilation_as_a_step(data, tmp_path, monke
     found = Training.load(tmp_path / "run" / "results" / "training.json").last_start
     assert found["num_steps"] == 12
     assert list(found["phases"]) == ["start", "data", "model", "first step", "finish"]
-    assert set(found["hook_seconds"]) == {"validation", "frequencies", "checkpoints"}
+    assert set(found["hook_seconds"]) == {"validation", "frequencies", "checkpoints", "data check"}
     assert found["phases"]["first step"] > 1.0
     assert 0 < found["median_step_seconds"] < 0.5
     assert found["step_share"] == pytest.approx(12 * found["median_step_seconds"] / found["total_seconds"])

@@ -13,13 +13,19 @@ def check_choice(field: str, value: object, choices: object) -> None:
         raise ValueError(f"{field} must be one of {', '.join(names)}; got {value!r}.")
 
 
-def check_count(field: str, value: object) -> int:
-    """Raises unless `value` is a positive whole number."""
+def check_positive(field: str, value: object) -> int:
+    """Raises unless `value` is a positive whole number, which may be one that torch.compile traces."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{field} must be a positive whole number; got {value!r}.")
-    if value >= 1 << 63:
-        raise ValueError(f"{field} must be below 2^63; got {float(value) if value < 1 << 1000 else math.inf:.3g}.")
     return value
+
+
+def check_count(field: str, value: object) -> int:
+    """Raises unless `value` is a positive whole number of at most 63 bits."""
+    number = check_positive(field, value)
+    if number >= 1 << 63:
+        raise ValueError(f"{field} must be below 2^63; got {float(number) if number < 1 << 1000 else math.inf:.3g}.")
+    return number
 
 
 def check_number(field: str, value: object) -> float:
@@ -31,11 +37,11 @@ def check_number(field: str, value: object) -> float:
 
 def check_rotary_dim(head_dim: int, rotary_dim: int | None) -> int:
     """The number of leading dimensions of a head that rotate: all by default."""
-    if check_count("head_dim", head_dim) % 2:
+    if check_positive("head_dim", head_dim) % 2:
         raise ValueError(f"head_dim must be even, because bands are pairs of dimensions; got {head_dim}.")
     if rotary_dim is None:
         return head_dim
-    if check_count("rotary_dim", rotary_dim) % 2 or rotary_dim > head_dim:
+    if check_positive("rotary_dim", rotary_dim) % 2 or rotary_dim > head_dim:
         raise ValueError(f"rotary_dim must be even and at most head_dim = {head_dim}; got {rotary_dim}.")
     return rotary_dim
 

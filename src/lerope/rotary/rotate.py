@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lerope.core.checks import check_choice, check_count, check_rotary_dim
+from lerope.core.checks import check_choice, check_positive, check_rotary_dim
 from lerope.core.encoding import Layout
 from lerope.core.recipe import Kernel
 from lerope.rotary.dispatch import Choice, choose
@@ -145,7 +145,7 @@ class Rotation:
         self.offsets = (positions.long() - origin).to(frequencies.dtype)[..., None, None]
         self.index: Tensor | None = None
         if length is not None:
-            check_count("length", length)
+            check_positive("length", length)
             fuses = choose(kernel, frequencies=frequencies).kernel == "triton"
             if fuses and positions.ndim > 1 and frequencies.ndim <= 2:
                 outside = (positions < 0) | (positions >= length)

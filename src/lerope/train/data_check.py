@@ -18,7 +18,7 @@ class DataCheck(Hook):
         every: steps between two looks at what the thread has found; the same on every rank.
     """
 
-    name = "data"
+    name = "data check"
 
     def __init__(self, corpus: Corpus, every: int) -> None:
         self._corpus, self._every = corpus, every
