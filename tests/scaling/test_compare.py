@@ -255,7 +255,7 @@ DAMAGE = [
     (one_token_elsewhere, "different documents; run `lerope eval` on both again"),
     (not_finite, "holds losses that are not finite"),
     (lambda p: replace_result(p, run={"created": "before"}), "run.name"),
-    (lambda p: replace_result(p, run={"name": "b", "created": "before"}), "was made from an earlier training in this folder"),
+    (lambda p: replace_result(p, run={"name": "b", "created": "before"}), "was made from an earlier training"),
     (lambda p: replace_result(p, kind="needle"), "kind and version must be evaluation, 2, got needle, 2"),
 ]  # fmt: skip
 
