@@ -5,6 +5,8 @@ import fcntl
 import hashlib
 import json
 import os
+import subprocess
+import sys
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ from lerope.core.files import (
     write_signed,
     write_whole,
 )
+from lerope.core.leftovers import on_its_way
 from lerope.core.locks import LOCK, is_locked, locked
 
 
@@ -177,13 +180,21 @@ def test_a_folder_that_cannot_be_replaced_is_not_lost(tmp_path, monkeypatch):
 
 
 def test_what_a_killed_writer_left_is_swept(tmp_path):
-    """By whoever holds the folder next, and nothing else with it."""
-    (tmp_path / ".run.json.4711.writing").write_text("{")
-    (tmp_path / ".model.4711.writing").mkdir()
-    (tmp_path / ".model.4711.writing" / "weights").write_text("")
+    """By whoever holds the folder next: what dead processes of this machine left, and what is old of others."""
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    alive = on_its_way(tmp_path / "run.json")
+    alive.write_text("{")
+    left = alive.with_name(alive.name.replace(f"-{os.getpid()}.", f"-{dead.pid}."))
+    left.mkdir()
+    (left / "weights").write_text("")
+    theirs, old = tmp_path / ".run.json.0123abcd-4711.writing", tmp_path / ".eval.json.0123abcd-4711.writing"
+    for path in (theirs, old):
+        path.write_text("{")
+    os.utime(old, (0, 0))
     (tmp_path / ".eval.abc.partial").write_text("")
     with locked(tmp_path):
-        assert sorted(os.listdir(tmp_path)) == [".eval.abc.partial", LOCK]
+        assert sorted(os.listdir(tmp_path)) == sorted([".eval.abc.partial", LOCK, alive.name, theirs.name])
 
 
 def test_damaged_lines_are_nothing_and_a_line_without_an_end_is_left_out(tmp_path):

@@ -233,6 +233,20 @@ def test_by_a_launcher_a_run_that_diverged_is_inf_and_one_that_failed_ends_the_s
     assert losses_of(Sweep.load(tmp_path / SWEEP), "rope")[7] == math.inf
 
 
+def test_a_sweep_that_has_no_result_yet_is_still_another_one(data, tmp_path, tiny_demo):
+    """What its jobs train in the meantime must not count for a sweep with other settings."""
+
+    def leave(encoding, folders):
+        raise Stopped(2)
+
+    settings, objective, _ = training_by(lambda *_: {}, "demo", data, 7, {**TINY_RUN, "steps": 3})
+    with pytest.raises(Stopped):
+        sweep(tmp_path, settings, ["rope"], 7, objective, lambda line: None, leave)
+    settings, objective, ahead = training_by(lambda *_: {}, "demo", data, 7, {**TINY_RUN, "steps": 4})
+    with pytest.raises(ValueError, match=r"recipe\.steps is 3, not 4"):
+        sweep(tmp_path, settings, ["rope"], 7, objective, lambda line: None, ahead)
+
+
 def test_a_run_that_diverges_says_so_in_its_folder(data, tmp_path, tiny_demo, monkeypatch):
     chosen = tiny_recipe(steps=3)
 

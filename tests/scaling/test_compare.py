@@ -375,6 +375,9 @@ def test_what_changes_no_weight_may_differ(tmp_path):
     other = write_run(tmp_path / "c", "lerope,sharing=layer", recipe={"frequency_learning_rate": 3.0})
     with pytest.raises(ValueError, match=r"frequency_learning_rate is 2\.0"):
         compare([lerope, other])
+    # Whatever comes first: a run that learns nothing says nothing about how others may learn.
+    with pytest.raises(ValueError, match=r"frequency_learning_rate is 2\.0"):
+        compare([rope, lerope, other], **FEW)
 
 
 def test_frozen_frequencies_of_two_files_are_not_one_method(tmp_path):

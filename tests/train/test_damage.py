@@ -321,6 +321,7 @@ def test_what_a_killed_start_leaves_does_no_harm(data, tmp_path, straight):
     out.mkdir()
     (out / ".run.json.4711").write_text('{"ident')
     (out / ".metrics.jsonl.4711.writing").write_text("")
+    os.utime(out / ".metrics.jsonl.4711.writing", (0, 0))
     tiny_run(data, out, steps=24)
     same(straight, out)
     assert not (out / ".metrics.jsonl.4711.writing").exists()

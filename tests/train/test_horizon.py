@@ -74,6 +74,9 @@ def test_positions_beyond_the_row_are_turned_exactly(kernel):
         ("lerope,horizon_share=0.5", ("horizon_share", "horizon")),
         ("lerope,horizon=64,horizon_share=0", ("horizon_share", "0")),
         ("lerope,horizon=64,horizon_share=2", ("horizon_share", "2")),
+        ("lerope,horizon=64,horizon_share=abc", ("horizon_share", "abc")),
+        ("lerope,horizon=64,horizon_share=None", ("horizon_share", "None")),
+        ("lerope,horizon=3000000000", ("horizon", "3,000,000,000")),
         ("nope,horizon=64", ("horizon", "nope")),
     ],
 )

@@ -41,6 +41,8 @@ class Family:
     learns: bool = False
 
 
+_EXACT = 1 << 24
+"""Positions up to here are whole numbers in float32 too."""
 POSITIONS: dict[str, Any] = {"horizon": None, "horizon_share": 0.5}
 """Options of any encoding that turns, about the positions it is trained on and not about its frequencies."""
 FAMILIES = {
@@ -207,10 +209,11 @@ def _check_sources(options: dict[str, Any], text: str) -> None:
 def _check_horizon(options: dict[str, Any], text: str) -> None:
     """Raises unless positions can skip as options say."""
     if options.get("horizon") is not None:
-        check_count(f"encoding {text!r}: horizon", options["horizon"])
+        if check_count(f"encoding {text!r}: horizon", options["horizon"]) > _EXACT:
+            raise ValueError(f"encoding {text!r}: horizon must be at most {_EXACT:,}; got {options['horizon']:,}.")
     elif "horizon_share" in options:
         raise ValueError(f"encoding {text!r}: horizon_share needs a horizon; say how far positions skip.")
-    if not 0 < options.get("horizon_share", 1) <= 1:
+    if not 0 < check_number(f"encoding {text!r}: horizon_share", options.get("horizon_share", 1)) <= 1:
         share = options["horizon_share"]
         raise ValueError(f"encoding {text!r}: horizon_share must be above 0 and at most 1; got {share!r}.")
 

@@ -5,21 +5,22 @@ import os
 import platform
 import re
 import shutil
+import time
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 _ENDING = ".writing"
+_OLD_S = 86_400.0
 
 
 def on_its_way(path: Path) -> Path:
     """Where this process writes what will be `path`, in a place with nothing in it.
 
-    Removes what dead processes of this machine were writing beside it. Files of other machines on a shared file system
-    stay, because nobody here can tell whether their owner lives.
+    Removes what dead processes of this machine were writing beside it.
     """
-    folder = path.parent
-    owned = re.compile(rf"\..+\.{_here()}-(\d+){re.escape(_ENDING)}")
-    for left in folder.glob(f".*{_ENDING}"):
-        if (found := owned.fullmatch(left.name)) and not _is_alive(int(found[1])):
+    for left in path.parent.glob(f".*{_ENDING}"):
+        if _owner_is_alive(left) is False:
             remove(left)
     partial = path.with_name(f".{path.name}.{_here()}-{os.getpid()}{_ENDING}")
     remove(partial)
@@ -27,9 +28,14 @@ def on_its_way(path: Path) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    """Removes what killed processes were writing in a folder; only for who has it locked."""
+    """Removes what killed processes were writing in a folder; of other machines' only what is old.
+
+    Nobody here can tell whether a process of another machine lives, and not everyone who writes in a folder locks it.
+    """
     for left in folder.glob(f".*{_ENDING}"):
-        remove(left)
+        alive = _owner_is_alive(left)
+        if alive is False or (alive is None and _age_s(left) > _OLD_S):
+            remove(left)
 
 
 def remove(path: Path) -> None:
@@ -40,20 +46,31 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _here() -> str:
-    """A word for this machine, and on it for the container, among whose processes a number means one process."""
+def _owner_is_alive(left: Path) -> bool | None:
+    """Whether the process that writes a file lives; None if it is not one of this machine, since it was started."""
+    found = re.fullmatch(rf"\..+\.{_here()}-(\d+){re.escape(_ENDING)}", left.name)
+    if found is None:
+        return None
     try:
-        namespace = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        namespace = ""
-    return hashlib.sha256(f"{platform.node()} {namespace}".encode()).hexdigest()[:8]
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
+        os.kill(int(found[1]), 0)
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
-        return True
+        pass
     return True
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+@cache
+def _here() -> str:
+    """A word for this machine since it was started, and the container on it: where a number means one process."""
+    words = [platform.node()]
+    with suppress(OSError):
+        words += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")]
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:8]

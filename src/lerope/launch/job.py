@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lerope.core.files import read_json
+from lerope.core.run import RESULTS
 from lerope.core.signals import Signals, Stopped
 from lerope.launch.study import PlannedRun, Study
 
@@ -81,14 +82,15 @@ def program(job: JobFile) -> list[str]:
     return [*srun, *torchrun, *together, "-m", "lerope"]
 
 
-def _progress(job: JobFile) -> tuple[int, int]:
-    """Steps that are saved, and measurements that are done."""
+def _progress(job: JobFile) -> tuple[int, int, int]:
+    """Steps that are saved, measurements that are done, and bytes of those that are under way."""
     from lerope.launch.measured import is_measured
     from lerope.launch.progress import last_records
 
     run = job.runs[-1]
     folder = Path(job.out) / run.name
-    return last_records(folder)[0], sum(is_measured(each, folder) for each in run.measure)
+    under_way = sum(path.stat().st_size for path in (folder / RESULTS).glob(".*.partial"))
+    return last_records(folder)[0], sum(is_measured(each, folder) for each in run.measure), under_way
 
 
 def main() -> None:

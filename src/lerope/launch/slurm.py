@@ -100,7 +100,8 @@ class _Watch:
         """Gives a job to everything that is left to do and has none."""
         self._live = scheduler.jobs(self._out)
         training: dict[str, str] = {}
-        last: list[str] = []
+        # Runs that have jobs take their places first, wherever they stand in the study.
+        last = list({job.folder.name: job.id for job in self._live if job.folder.name in self._runs}.values())
         for run in self._runs.values():
             try:
                 tasks = self._left(run)
@@ -117,12 +118,13 @@ class _Watch:
             is_new = not found
             needs = [f"afterok:{training[run.after]}"] if run.after in training else []
             limit = self._cluster.max_at_once
-            if limit is not None and len(last) >= limit:
+            if limit is not None and is_new and len(last) >= limit:
                 needs.append(f"afterany:{last[-limit]}")
             ids = self._submit_run(run, tasks, found, needs)
             if tasks[0][0] is None:
                 training[run.name] = ids[0]
-            last.append(ids[-1])
+            if is_new:
+                last.append(ids[-1])
             self._followed.append(_Followed(run, ids))
             self._say(f"{run.name}: {'submitted, job' if is_new else 'in the queue, job'} {' and '.join(ids)}")
 

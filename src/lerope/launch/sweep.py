@@ -57,6 +57,7 @@ def sweep(
         raise ValueError(f"encodings must be one or more distinct ones; got {encodings}.")
     with locked(out):
         state = _open(out, settings)
+        state.save(out / SWEEP)  # before the first run is there, so that no other sweep takes it for its own
         for encoding in encodings:
             losses = losses_of(state, encoding)
             while (index := next_index(losses, start)) is not None:

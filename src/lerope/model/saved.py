@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from lerope.core.encoding import EncodingSpec
 from lerope.core.files import read_json, sha256_of, whole, write_json
 from lerope.core.ladder import ModelConfig
 from lerope.core.run import CONFIG, FREQUENCIES, MODEL, TOKENIZER, WEIGHTS, is_run, read_run
@@ -98,6 +99,7 @@ def load_model(directory: str | os.PathLike[str], encoding: str | None = None) -
             model = Transformer(saved.model, chosen)
     else:
         model = Transformer(saved.model, build_encoding(encoding, saved.model, saved.train_length))
+        model.horizon = EncodingSpec.parse(encoding).horizon
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:

@@ -306,6 +306,8 @@ class LeRoPE(Encoding):
         if isinstance(init, Encoding):
             rotary_dim = init.rotary_dim if head_dim is None and rotary_dim is None else rotary_dim
             head_dim = init.head_dim if head_dim is None else head_dim
+            if init.layout != layout:
+                raise ValueError(f"layout must be that of init, {init.layout!r}; got {layout!r}.")
         head_dim = check_count("head_dim", head_dim)
         theta = fq.geometric(check_rotary_dim(head_dim, rotary_dim), base)
         given = {"num_layers": num_layers, "num_heads": num_heads}
@@ -321,7 +323,7 @@ class LeRoPE(Encoding):
         self.alpha = nn.Parameter(torch.empty(*sizes, len(theta), dtype=torch.float32))
         # Like _initial_theta no buffer, so that it is real under torch.device("meta").
         self._start = None if init is None else _start(init, self.alpha.shape, parametrization)
-        self.origin = None if init is None else init.origin
+        self.origin = None if init is None else init._learned_in(None, None)
         self.reset_parameters()
 
     @torch.no_grad()

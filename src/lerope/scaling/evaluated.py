@@ -85,9 +85,9 @@ def read_study(paths: Paths, evaluation: str = "eval") -> Study:
         _check_alike(found[0], item)
         rung = study[names[item.run.path]]
         seeds = rung.setdefault(item.method, {})
-        others = [other for method in rung.values() for other in method.values()]
-        if others:
-            _check_recipe(others[0], item)
+        # With each of them: whether two runs learn frequencies decides which fields count.
+        for other in (other for method in rung.values() for other in method.values()):
+            _check_recipe(other, item)
         for other in seeds.values():
             if other.run.identity.initial_frequencies != item.run.identity.initial_frequencies:
                 raise ValueError(

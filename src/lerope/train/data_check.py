@@ -53,5 +53,5 @@ class DataCheck(Hook):
             for _ in self._corpus.hash_files():
                 if self._ended.is_set():
                     return
-        except (ValueError, OSError) as error:
+        except Exception as error:  # whatever it is, the run shall hear of it
             self._problem = str(error)

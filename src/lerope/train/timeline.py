@@ -9,10 +9,13 @@ from lerope.results import Timeline
 
 
 class Clock:
-    """Splits the time since the process began into phases, one after the other."""
+    """Splits time into phases, one after the other: from the process's start, and for later runs in it from now."""
+
+    _first = True
 
     def __init__(self) -> None:
-        self._begun = self._last = process_start()
+        self._begun = self._last = process_start() if Clock._first else time.monotonic()
+        Clock._first = False
         self._phases: dict[str, float] = {}
 
     def mark(self, phase: str, now: float | None = None) -> None:
