@@ -5,11 +5,16 @@ Each time the same command is given again and ends as if nothing had been, with 
 
 import os
 import random
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
 from tests.fuzz.kills import WRITERS, end, fresh, leftovers, start, state
-from tests.fuzz.world import build
+from tests.fuzz.world import build, measurements
+from tests.ranks import children_of
 
 KILLS = 12
 """Of each command, at operations chosen by a seed; `LEROPE_KILLS` sets another number."""
@@ -50,7 +55,8 @@ def moments(number, seed):
 
 def check_again(writer, place, wanted):
     """The same command once more ends well, and as it should."""
-    assert end(start(writer, place)) == 0, (place.parent / "traceback.txt").read_text()
+    code = end(start(writer, place))
+    assert code in writer.again, (code, (place.parent / "traceback.txt").read_text() if code == 1 else "")
     found = state(place / writer.out)
     assert found.keys() == wanted.keys()
     assert [name for name in wanted if found[name] != wanted[name]] == []
@@ -60,10 +66,12 @@ def check_again(writer, place, wanted):
 def test_killed_at_file_operations(straight, world):
     writer, place, wanted, number = straight
     assert number > 3
-    for at in moments(number, 0):
+    chosen = moments(number, 0)
+    for at in chosen:
         fresh(world, place, writer)
         assert end(start(writer, place, at)) == -9, at
         check_again(writer, place, wanted)
+    print(f"{writer.out}: killed at {len(chosen)} of {number} file operations")
 
 
 def test_killed_twice(straight, world):
@@ -94,3 +102,26 @@ def test_two_at_once(straight, world):
         both = [start(writer, place) for _ in range(2)]
         assert {end(process) for process in both} <= {0, 2}, (place.parent / "traceback.txt").read_text()
         check_again(writer, place, wanted)
+
+
+@pytest.mark.parametrize("name", ["eval", "extrapolate"])
+def test_a_rank_is_lost(world, name):
+    """The other ends too, and one process alone goes on with what both have done."""
+    writer, place = WRITERS[name], world.parent / "place"
+    fresh(world, place, writer)
+    assert end(start(writer, place)) == 0
+    wanted = state(place / writer.out)
+    fresh(world, place, writer)
+    words = [str(word) for word in (*measurements(place / "runs/lerope")[name], "--batch-tokens", 64)]
+    launched = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "lerope", *words]
+    settings = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    process = subprocess.Popen(
+        launched, env={**os.environ, **settings}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    while not any(path.stat().st_size for path in (place / writer.out).glob(".*.partial")):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.0005)
+    os.kill(children_of(process.pid)[1], signal.SIGKILL)
+    process.communicate(timeout=90)
+    assert process.returncode != 0
+    check_again(writer, place, wanted)

@@ -16,7 +16,7 @@ Parallel = Literal["ddp", "fsdp", "hybrid"]
 Precision = Literal["bf16", "float32"]
 RowOrder = Literal["shuffled", "documents"]
 Schedule = Literal["cosine", "wsd", "constant"]
-Verify = Literal["changed", "all"]
+Hashing = Literal["changed", "all"]
 Tracker = Literal["tensorboard", "wandb", "trackio"]
 
 
@@ -220,7 +220,7 @@ class Setup:
     trackers: tuple[Tracker, ...] = ()
     """Where to send metrics besides metrics.jsonl: tensorboard, wandb, trackio."""
 
-    verify: Verify = "changed"
+    verify: Hashing = "changed"
     """Which files of the data to hash before training: changed, those never hashed or with another size or time than
     then, the others during a run that takes long; all, every file."""
 
@@ -235,7 +235,7 @@ class Setup:
             "graph": Graph,
             "attention": Attention,
             "kernel": Kernel,
-            "verify": Verify,
+            "verify": Hashing,
         }
         for field, choices in choices_of.items():
             check_choice(field, getattr(self, field), choices)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lerope.core.checks import check_count
-from lerope.core.recipe import Precision
+from lerope.core.recipe import Hashing, Precision
 from lerope.core.run import Run, finished_run
 from lerope.data.packing import Piece, windows
 from lerope.data.shards import Verify
@@ -29,7 +29,7 @@ _NUM_BINS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class EvalRequest:
-    """What to evaluate a run on, and how; all but the device and the batch are part of the result."""
+    """What to evaluate a run on, and how; all but the device, the batch and the check are part of the result."""
 
     data: Path | None = None
     """A corpus other than the run's own, with the same tokenizer: its validation split is scored."""
@@ -47,6 +47,8 @@ class EvalRequest:
     """cuda, cuda:1 or cpu; auto takes a GPU if there is one."""
     batch_tokens: int | None = None
     """Tokens that go through the model at once, on each rank; as many as are useful unless given."""
+    verify: Hashing = "changed"
+    """Which files of a corpus to hash first: those never hashed or with another size or time than then, or all."""
 
     def __post_init__(self) -> None:
         for field in ("length", "max_tokens", "batch_tokens"):
@@ -64,8 +66,8 @@ class EvalRequest:
             return validation_documents(run, self.data, verify)
 
         if ranks is None or ranks.num_ranks == 1:
-            return read("changed")
-        ranks.on_main(lambda: read("changed").name)
+            return read(self.verify)
+        ranks.on_main(lambda: read(self.verify).name)
         return ranks.together(lambda: read("sizes"))
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from lerope.core.files import sha256_of, write_json
 from lerope.core.ladder import flops_per_token, total_parameters
-from lerope.core.recipe import Recipe, Setup, Verify
+from lerope.core.recipe import Hashing, Recipe, Setup
 from lerope.core.run import DIVERGED, PROFILE, RESULTS, WEIGHTS, Identity, Start, read_metrics, read_run
 from lerope.core.signals import Signals
 from lerope.core.terminal import Display, readable
@@ -213,7 +213,7 @@ def _finished(run: RunDirectory, loss: float | None) -> str:
     return f"{run.path} is finished" + (f": validation loss {loss:.4f}." if loss is not None else ".")
 
 
-def check_corpus(data: str | os.PathLike[str], recipe: Recipe, verify: Verify = "changed") -> None:
+def check_corpus(data: str | os.PathLike[str], recipe: Recipe, verify: Hashing = "changed") -> None:
     """Raises unless the data is intact and fits this recipe's model."""
     corpus = Corpus(data, verify)
     found, wanted = corpus.manifest.vocab_size, recipe.model.vocab_size
