@@ -13,6 +13,7 @@ from lerope.analyze.targets import open_target
 from lerope.analyze.wavelengths import describe_frequencies, suppressed_from
 from lerope.evaluate.perplexity import EvalRequest
 from lerope.results import LearnedFrequencies
+from tests.train.runs import edit
 
 # The paper's figure of learned frequencies, as others read it off: 32 bands, train length 2,048.
 PROFILE = np.array(
@@ -97,6 +98,9 @@ def test_layers_and_heads_with_frequencies_of_their_own(run, tmp_path):
     frozen = lerope.FrozenRoPE(theta, sharing="layer_head")
     frozen.base = 10_000.0
     frozen.save(tmp_path / "run" / "model" / "frequencies.json", 32)
+    with pytest.raises(ValueError, match=r"frequencies\.json is not what this run finished with"):
+        describe_frequencies(open_target(tmp_path / "run", EvalRequest(device="cpu")))
+    edit(tmp_path / "run" / "run.json", model_sha256={})
     record = json.dumps({"step": 0, "frequencies": theta.tolist()})
     (tmp_path / "run" / "frequencies.jsonl").write_text(record + "\n")
     got = describe_frequencies(open_target(tmp_path / "run", EvalRequest(device="cpu")))
@@ -108,8 +112,6 @@ def test_layers_and_heads_with_frequencies_of_their_own(run, tmp_path):
 
 
 def test_data_that_is_gone_does_not_matter(run, tmp_path):
-    from tests.train.runs import edit
-
     shutil.copytree(run, tmp_path / "run")
     content = json.loads((tmp_path / "run" / "run.json").read_text())
     edit(tmp_path / "run" / "run.json", starts=[{**content["starts"][-1], "data": str(tmp_path / "gone")}])

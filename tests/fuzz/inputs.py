@@ -282,10 +282,15 @@ def _swaps(checkpoint: str) -> Iterator[Input]:
     model = readers("eval another", "export", says="model")
     damaged = readers("resume", says="is damaged")
     older = "stopped/checkpoints/step-00000008"
-    result = "runs/{}/results/{}"
+    result, frequencies = "runs/{}/results/{}", "model/frequencies.json"
     cases: list[tuple[str, Callable[[Path], None], tuple[Reader, ...]]] = [
         ("the model of another run", put("runs/rope/model", "runs/lerope/model"), model),
         ("a link to another run's model", put("runs/rope/model", "runs/lerope/model", True), model),
+        (
+            "another run's frequencies",
+            put_file(f"runs/rope/{frequencies}", f"runs/lerope/{frequencies}"),
+            readers("eval another", "analyze another", says="frequencies.json"),
+        ),
         ("an older checkpoint renamed", put(older, checkpoint), damaged),
         ("an older checkpoint linked", put(older, checkpoint, True), damaged),
         ("a later name for a checkpoint", put(checkpoint, "stopped/checkpoints/step-00000011"), damaged),

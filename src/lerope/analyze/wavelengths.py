@@ -33,6 +33,7 @@ def describe_frequencies(target: Target) -> LearnedFrequencies:
     settings = {"suppressed_lengths": _SUPPRESSED_LENGTHS, "suppressed_factor": _SUPPRESSED_FACTOR}
 
     def describe() -> tuple[LearnedFrequencies, Arrays]:
+        run.check_model(FREQUENCIES)
         saved = Frequencies.load(run.model / FREQUENCIES)
         steps, history = through_training(run, saved)
         return _described(target, settings, saved), {"steps": steps, "frequencies": history}

@@ -27,7 +27,7 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 from lerope.core.files import staged
 from lerope.core.ladder import ModelConfig
-from lerope.core.run import CONFIG, TOKENIZER
+from lerope.core.run import CONFIG, MODEL, TOKENIZER, is_run, read_run
 from lerope.interop.tokenizer import Pieces, tokenizer_files
 from lerope.model.saved import load_model, save_model
 from lerope.model.transformer import Transformer
@@ -213,6 +213,8 @@ class LeropeTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
         if (path / "tokenizer.json").is_file():
             return super().from_pretrained(folder, *args, **kwargs)
         config = LeropeConfig.from_pretrained(path)
+        if path.name == MODEL and is_run(path.parent):
+            read_run(path.parent).check_model(TOKENIZER)
         pieces = Pieces.load(path / TOKENIZER, config.vocab_size)
         files = tokenizer_files(pieces, config.train_length)
         special = {"bos": pieces.bos, "eos": pieces.eos, "unk": pieces.unknown, "pad": pieces.pad}
