@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -35,6 +35,8 @@ VERSION = 2
 _FIX = "restore it, or train in another folder"
 
 Kind = TypeVar("Kind")
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+"""Of steps and tokens: no more than any tool that reads JSON can count to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +139,9 @@ class Run:
         """Raises unless these model files are the ones training ended with."""
         for name in names:
             wanted, file = self.model_sha256.get(name), self.model / name
-            if wanted is not None and file.is_file() and sha256_of(file) != wanted:
+            if wanted is not None and not file.is_file():
+                raise ValueError(f"{file} is missing, although this run finished with it; {_FIX}.")
+            if wanted is not None and sha256_of(file) != wanted:
                 raise ValueError(
                     f"{file} is not what this run finished with: it was changed or belongs to another run; {_FIX}."
                 )
@@ -202,9 +206,9 @@ def _upgrade(content: Any) -> None:
 class StepRecord:
     """A line of metrics.jsonl for each step."""
 
-    step: int
+    step: Count
     """Steps finished."""
-    tokens: int
+    tokens: Count
     loss: float
     learning_rate: float
     gradient_norm: float
@@ -222,16 +226,16 @@ class StepRecord:
 class ValidationRecord:
     """A line of metrics.jsonl for each validation."""
 
-    step: int
+    step: Count
     validation_loss: float
-    validation_tokens: int
+    validation_tokens: Count
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrequencyRecord:
     """A line of frequencies.jsonl: log-scales if they suffice, else frequencies."""
 
-    step: int
+    step: Count
     log_scales: list[Any] | None = None
     """ln(frequency / RoPE's), nested by layer and head if these have their own; None where undefined."""
     frequencies: list[Any] | None = None
