@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from lerope.core.complaints import complaint, too_large
 from lerope.core.leftovers import on_its_way, remove
 
 Kind = TypeVar("Kind")
@@ -21,14 +22,6 @@ SignedKind = TypeVar("SignedKind", bound="Signed")
 
 # The ending of a folder's name while another takes its place.
 _REPLACED = ".replaced"
-_WORDS = {
-    "object": "an object",
-    "array": "a list",
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-    "bool": "true or false",
-}
 
 
 def sha256_of(path: Path) -> str:
@@ -178,10 +171,12 @@ def parse_json(
     """The same for content already read from `where`."""
     try:
         plain = msgspec.json.decode(content)
+        for field in too_large(plain):
+            raise ValueError(f"{field} is beyond 64 bits")
         if upgrade is not None:
             upgrade(plain)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ValueError(f"{where}{_complaint(error)}; {fix}.") from None
+        raise ValueError(f"{where}{complaint(error)}; {fix}.") from None
     return as_type(plain, kind, where, fix)
 
 
@@ -193,26 +188,8 @@ def as_type(plain: Any, kind: type[Kind], where: str, fix: str) -> Kind:
         for field, known, _ in differences(asdict(value), plain):  # type: ignore[call-overload]
             raise ValueError(f"{field} is {'unknown' if known is None else 'missing'}")
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ValueError(f"{where}{_complaint(error)}; {fix}.") from None
+        raise ValueError(f"{where}{complaint(error)}; {fix}.") from None
     return value
-
-
-def _complaint(error: Exception) -> str:
-    """What is wrong with a file, to follow its name."""
-    if isinstance(error, RecursionError):
-        return " is nested too deeply"
-    text, _, place = str(error).partition(" - at `$")
-    text, field = text.rstrip("."), place.rstrip("`").lstrip(".")
-    if isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError):
-        return f" is not valid JSON ({text})"
-    if found := re.fullmatch(r"Object missing required field `(\w+)`", text):
-        return f": {'.'.join(filter(None, (field, found[1])))} is missing"
-    if found := re.fullmatch(r"Expected `(.+)`, got `(.+)`", text):
-        wanted, got = (" or ".join(_WORDS.get(name, name) for name in names.split(" | ")) for names in found.groups())
-        return f"{f': {field}' if field else ''} must be {wanted}, got {got}"
-    if found := re.fullmatch(r"Invalid enum value (.+)", text):
-        return f": {field} has the unknown value {found[1]}"
-    return f": {field}: {text}" if field else f": {text}"
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any] | None]:
