@@ -101,6 +101,7 @@ def test_what_does_not_add_up_is_refused(source, tokenizer, tmp_path, capsys):
     assert "tokenizer must be given with --part" in refused(capsys, *base)
     limits = refused(capsys, *base, "--tokenizer", tokenizer, "--max-tokens", "100")
     assert "max_tokens must be left out with --part" in limits
+    (tmp_path / "o").mkdir()
     assert "must hold the parts of one number of them; got none" in refused(capsys, "merge", tmp_path / "o")
     options = {"tokenizer": tokenizer, "num_workers": 1}
     prepare([str(source)], tmp_path / "o", **options, part="1/2")
@@ -116,3 +117,9 @@ def test_a_stream_has_no_parts():
     settings = {"tokenizer": "x", "max_tokens": None, "max_validation_tokens": None}
     with pytest.raises(ValueError, match="part must be of files, and hf:c4 is one stream; download its files"):
         Share(1, 2).check([(stream, None)], settings)
+
+
+def test_a_folder_that_is_not_there_is_not_made(tmp_path):
+    with pytest.raises(ValueError, match="nowhere does not exist"):
+        parts.merge(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()

@@ -83,6 +83,8 @@ def merge(out: Path) -> Manifest:
     Args:
         out: the folder that all parts were prepared for.
     """
+    if not out.is_dir():  # a lock would make it
+        raise ValueError(f"{out} does not exist; name the folder that the parts were prepared for.")
     with locked(out), full_disk_explained(out):
         if (out / MANIFEST).exists():
             print(f"{out} is complete.")
