@@ -218,7 +218,7 @@ def test_cancelled_runs_have_saved_and_go_on(home):
     before = last_records(run)[0]
     assert 5 <= before < 60
     end(on_slurm("two"))
-    assert f"going on from step {before}" in Path("out/logs/demo-rope-42.log").read_text()
+    assert f"from step {before}\n" in Path("out/logs/demo-rope-42.log").read_text()
 
 
 @pytest.mark.parametrize(("number", "num_nodes"), [(2, 1), (4, 2)])
@@ -231,7 +231,7 @@ def test_several_gpus_and_nodes_are_ranks_of_one_run(home, number, num_nodes):
     run = read_run(Path("out/demo-lerope-42"))
     assert run.finished
     assert [each.num_ranks for each in run.starts] == [number, number]
-    assert "going on from step" in Path("out/logs/demo-lerope-42.log").read_text()
+    assert "from step" in Path("out/logs/demo-lerope-42.log").read_text()
     asked = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True, check=True).stdout
     assert f"NumNodes={num_nodes} " in asked
 
