@@ -100,6 +100,7 @@ class Run:
     identity: Identity
     finished: bool
     created: str
+    """When; tells apart runs of one recipe."""
     starts: list[Start]
     model_sha256: dict[str, str] = field(default_factory=dict)
     """The hashes of the finished model's files."""
@@ -327,8 +328,8 @@ def provenance() -> dict[str, Any]:
 
 
 def now() -> str:
-    """The UTC time, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    """The UTC time, fine enough to tell apart two runs of one recipe that were created one after the other."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def _commit() -> str | None:
