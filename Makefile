@@ -3,7 +3,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test test-all test-gpu lint lint-page format bench figures clean
+.PHONY: help demo test test-all test-gpu lint lint-page format bench figures docs clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -52,6 +52,19 @@ bench: $(READY)  ## CPU speed of rotations and of data preparation against peers
 figures: $(READY)  ## the pictures in docs/
 	@$(BIN)/python docs/figures/wavelengths.py
 	@$(BIN)/python docs/figures/presets.py
+	@$(BIN)/python docs/figures/band.py
+	@$(BIN)/python docs/figures/distance.py
+	@$(BIN)/python docs/figures/flow.py
+
+# What builds the site comes into the same environment, but only for those who ask for it.
+$(VENV)/.docs: $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+SITE ?= site
+docs: $(VENV)/.docs  ## the documentation as a site, in site/; offline, warnings are errors
+	@OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs $(SITE)
+	@$(BIN)/python docs/check_site.py $(SITE)
 
 clean:          ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -81,7 +81,7 @@ class LayerBand(TypedDict):
     """Mean length of the band's part of a query."""
     key_norm: float
     bound: float
-    """Mean over pairs of |q| |k| / sqrt(head_dim), the most the band can add to a logit."""
+    """Mean over pairs of `|q| |k| / sqrt(head_dim)`, the most the band can add to a logit."""
     rms: float
     """As in BandContribution, of this layer's c_m(d)."""
 
@@ -200,11 +200,11 @@ class PhasorBand(TypedDict):
     direction: float
     """The angle of the sum of all G, in radians."""
     coherence: float
-    """|sum of G| / sum of |G|: 0 if distances cancel, 1 if all pull the same way."""
+    """`|sum of G| / sum of |G|`: 0 if distances cancel, 1 if all pull the same way."""
     objective_scale: float
-    """Mean over distances of |C| relative to its largest."""
+    """Mean over distances of `|C|` relative to its largest."""
     gradient_scale: float
-    """Mean over distances of d |C| relative to its largest."""
+    """Mean over distances of `d |C|` relative to its largest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +214,7 @@ class Phasors(RunResult):
     Beside it in .safetensors, where sets of frequencies are (layers or 1, heads or 1): `phasors_real` and
     `phasors_imag`, C as (sets, bands, distances) with `distances`; `objective` and `derivative`, P and P' as (sets,
     bands, points) at the frequencies `grid`; `objective_histogram` and `gradient_histogram`, how many distances have
-    |C| and d |C| between `edges` of their band's largest.
+    `|C|` and `d |C|` between `edges` of their band's largest.
     """
 
     kind: ClassVar[str] = "phasors"

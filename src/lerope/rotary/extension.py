@@ -23,7 +23,7 @@ class Extension(NamedTuple):
     """Frequencies for a length beyond the train length, and what to multiply attention logits by."""
 
     frequencies: Tensor
-    """Shape (*length.shape, *frequencies.shape)."""
+    """Shape `(*length.shape, *frequencies.shape)`."""
     logit_scale: Tensor | float
     """A float for one length, a tensor of length's shape for many."""
 
