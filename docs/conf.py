@@ -32,6 +32,7 @@ autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 90
 napoleon_numpy_docstring = False
+highlight_language = "none"
 
 html_theme = "furo"
 html_title = "lerope"
@@ -70,5 +71,19 @@ def said(words: list[str]) -> str:
     return printed.getvalue().rstrip()
 
 
+def keep_attributes(app: Any, what: str, name: str, *rest: Any) -> None:
+    """Remembers a field's docstring, because napoleon takes what stands before a colon for the field's type."""
+    if what == "attribute":
+        app.kept_docstrings[name] = list(rest[-1])
+
+
+def restore_attributes(app: Any, what: str, name: str, *rest: Any) -> None:
+    if what == "attribute":
+        rest[-1][:] = app.kept_docstrings[name]
+
+
 def setup(app: Any) -> None:
     app.add_directive("lerope-commands", Commands)
+    app.kept_docstrings = {}
+    app.connect("autodoc-process-docstring", keep_attributes, priority=400)
+    app.connect("autodoc-process-docstring", restore_attributes, priority=600)
