@@ -3,7 +3,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test test-all test-gpu lint lint-page format bench figures docs clean
+.PHONY: help demo test test-all test-gpu lint lint-page format bench figures docs package clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -66,5 +66,13 @@ docs: $(VENV)/.docs  ## the documentation as a site, in site/; offline, warnings
 	@OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs $(SITE)
 	@$(BIN)/python docs/check_site.py $(SITE)
 
+DIST ?= dist
+package: $(READY)  ## sdist and wheel in dist/, and the wheel tried in an environment that has only it and its dependencies
+	@rm -rf $(DIST)
+	@$(BIN)/python -m build --outdir $(DIST) . > /dev/null
+	@$(BIN)/python -m venv $(DIST)/env
+	@$(DIST)/env/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(DIST)/*.whl
+	@$(DIST)/env/bin/python -I tests/installed.py src/lerope $(BIN)/python
+
 clean:          ## remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(DIST) $(SITE) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -46,8 +46,8 @@ def main() -> None:
     drawing.line([(24, y), (66, y)], "blue", 2.6, "7 5")
     drawing.text(78, y + 5, f"RoPE: one turn in {wave:,.0f} tokens. Circles: distances that look alike.", "ink", 16)
     drawing.line([(24, y + 34), (66, y + 34)], "orange", 3.4)
-    turn = 2 * math.pi / learned
-    words = f"learned: one turn in {turn:,.0f}. No two distances look alike."
+    slow = 2 * math.pi / learned
+    words = f"learned: one turn in {slow:,.0f}. No two distances look alike."
     drawing.text(78, y + 39, words, "ink", 16)
     drawing.save(Path(__file__).with_suffix(".svg"))
 

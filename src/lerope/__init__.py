@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lerope.rotary.preset import preset
     from lerope.rotary.rotate import Rotation, permute_layout, rerotate, rotate
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "Diagnostics",
