@@ -3,7 +3,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test test-all test-gpu lint lint-page format bench figures docs package clean
+.PHONY: help demo test test-all test-gpu lint lint-page format bench figures docs docs-ready package clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -60,6 +60,8 @@ figures: $(READY)  ## the pictures in docs/
 $(VENV)/.docs: $(READY)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	@touch $@
+
+docs-ready: $(VENV)/.docs
 
 SITE ?= site
 docs: $(VENV)/.docs  ## the documentation as a site, in site/; offline, warnings are errors

@@ -12,14 +12,10 @@ from pathlib import Path
 
 def borrow(python: str) -> None:
     """Puts the packages of another interpreter after ours, for this process and those it starts."""
-    where = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
-    Path(sysconfig.get_path("purelib"), "borrowed.pth").write_text(where + "\n")
-    sys.path.append(where)
+    asked = "import sys; print(*(each for each in sys.path if each.endswith('-packages')), sep='\\n')"
+    where = subprocess.run([python, "-c", asked], check=True, capture_output=True, text=True).stdout
+    Path(sysconfig.get_path("purelib"), "borrowed.pth").write_text(where)
+    sys.path += where.split()
 
 
 def check_files(sources: Path, installed: Path) -> int:

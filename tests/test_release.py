@@ -24,7 +24,8 @@ def test_hosted_ci_runs_ours_on_every_supported_version():
     assert set(matrix["python"]) == set(re.findall(r"Python :: (3\.\d+)", project))
     pinned = re.search(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
     oldest = re.search(r'"torch>=([\d.]+)"', project)
-    assert pinned and oldest
+    assert pinned
+    assert oldest
     versions = [each["version"] for each in matrix["torch"]]
     assert pinned.group(1) in versions
     assert f"{oldest.group(1)}.0" in versions
