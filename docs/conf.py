@@ -1,4 +1,8 @@
-"""How Sphinx builds the site from these pages: `make docs`, offline, with warnings as errors."""
+"""How Sphinx builds the site from these pages: `make docs`, offline, with warnings as errors.
+
+Why Sphinx (November 2026): Material for MkDocs ends in May 2027, MkDocs 1 has no maintainer, its successor Zensical is at
+0.1. Sphinx reads the same Markdown by MyST, takes links to files outside docs/, runs notebooks and searches from disk.
+"""
 
 import contextlib
 import io
@@ -52,7 +56,7 @@ class Commands(SphinxDirective):
             section += nodes.title("", f"lerope {name}")
             section += nodes.paragraph("", f"{what[0].upper()}{what[1:]}.")
             for words in ([name], *([name, each] for each in subcommands(name))):
-                section += nodes.literal_block("", said(words), language="text")
+                section += nodes.literal_block("", said(words), language="text", classes=["help"])
             sections.append(section)
         return sections
 
