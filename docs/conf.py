@@ -76,13 +76,13 @@ def said(words: list[str]) -> str:
 
 
 def keep_attributes(app: Any, what: str, name: str, *rest: Any) -> None:
-    """Remembers a field's docstring, because napoleon takes what stands before a colon for the field's type."""
-    if what == "attribute":
+    """Remembers a field's docstring, because napoleon takes what stands before a colon for its type."""
+    if what in ("attribute", "property"):
         app.kept_docstrings[name] = list(rest[-1])
 
 
 def restore_attributes(app: Any, what: str, name: str, *rest: Any) -> None:
-    if what == "attribute":
+    if what in ("attribute", "property"):
         rest[-1][:] = app.kept_docstrings[name]
 
 
