@@ -28,6 +28,7 @@ from lerope.results import (
     Timeline,
     Training,
 )
+from lerope.results.token_losses import loss_arrays
 from tests.made_runs import START
 
 LENGTH = 512
@@ -256,7 +257,7 @@ class _Run:
             bits_per_byte=mean / 4.4 / math.log(2),
             by_position=bins,
         )
-        self.save(stem, result, {"losses": losses, "ends": ends})
+        self.save(stem, result, loss_arrays(losses, ends, self.length))
 
     def frequencies(self) -> None:
         bands = []

@@ -21,6 +21,7 @@ from lerope.evaluate.scorer import Scorer
 from lerope.evaluate.work import Floats
 from lerope.model.saved import load_model
 from lerope.results import Arrays, Evaluation, PositionBin
+from lerope.results.token_losses import SUMS, TOKENS, loss_arrays
 from lerope.train.parallel import Ranks, start_ranks
 from lerope.train.rundir import provenance
 
@@ -112,7 +113,7 @@ def evaluate(path: Path, request: EvalRequest | None = None) -> Evaluation:
         )
         return lambda: (
             summarise(run, settings, documents, pieces, losses),
-            {"losses": np.concatenate(losses), "ends": _ends(pieces)},
+            loss_arrays(np.concatenate(losses), _ends(pieces), length),
         )
 
     return measurement.carry_out(measure, lambda: _known(measurement, run, documents, pieces))
@@ -152,10 +153,15 @@ def _known(
     if most != wanted and (wanted is None or (most is not None and most < wanted)):
         return None
     before = measurement.saved(max_tokens=most)
-    if before is None or most == wanted:
-        return before
-    with before.open_arrays(file, "losses") as arrays:
-        losses = arrays.get_slice("losses")[: int(_ends(pieces)[-1])]
+    if before is None:
+        return None
+    try:  # Files of earlier versions have no sums, and those of archives no losses.
+        with before.open_arrays(file, *(SUMS if most == wanted else TOKENS)) as arrays:
+            if most == wanted:
+                return before
+            losses = arrays.get_slice("losses")[: int(_ends(pieces)[-1])]
+    except ValueError:
+        return None
     split = np.split(losses, np.cumsum([piece.stop - piece.start for piece in pieces])[:-1])
     return replace(summarise(run, settings, documents, pieces, split), provenance=before.provenance)
 
