@@ -3,7 +3,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test test-all test-gpu lint lint-page format bench figures clean
+.PHONY: help demo test test-all test-gpu lint lint-page format bench figures results clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -52,6 +52,9 @@ bench: $(READY)  ## CPU speed of rotations and of data preparation against peers
 figures: $(READY)  ## the pictures in docs/
 	@$(BIN)/python docs/figures/wavelengths.py
 	@$(BIN)/python docs/figures/presets.py
+
+results: $(READY)  ## docs/results.md, its figures and the README's table, from the archives in results/
+	@$(BIN)/python results/page.py
 
 clean:          ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
