@@ -19,12 +19,14 @@ SIZE_STEPS = 1_600
 """What lets a pair of 217M fit into half an hour."""
 LENGTHS = (512, 1_024, 2_048, 4_096, 8_192)
 REACH: tuple[Command, ...] = (("extrapolate", "--to", "8192"), ("needle",))
+FALL: Command = ("analyze", "--parts", "beyond", "--max-tokens", "400000")
+"""Which learned frequency makes a run fall off beyond its window."""
 
 
 def effect() -> Study:
     """The main pair with three seeds, measured in every way: also the source of the profile and of the reach."""
-    runs = grid(["52M"], ["rope", "lerope", "prope"], (42, 43, 44), steps=STEPS)
-    return Study(name="effect", sentence="Is LeRoPE better than RoPE?", runs=measured(runs, EVERYTHING, *REACH))
+    runs = measured(grid(["52M"], ["rope", "lerope", "prope"], (42, 43, 44), steps=STEPS), EVERYTHING, *REACH)
+    return Study(name="effect", sentence="Is LeRoPE better than RoPE?", runs=_with_fall(runs))
 
 
 def window() -> Study:
@@ -66,9 +68,10 @@ def code() -> Study:
 
 def horizon() -> Study:
     """Positions that skip while training, up to four windows, so that frequencies meet distances beyond one."""
-    runs = grid(["52M"], ["rope", "lerope", "rope,horizon=8192", "lerope,horizon=8192"], steps=STEPS)
-    return Study(
-        name="horizon",
-        sentence="Can learned frequencies reach beyond the window?",
-        runs=measured(runs, PROFILE, *REACH),
-    )
+    encodings = ["rope", "lerope", "rope,horizon=8192", "lerope,horizon=8192"]
+    runs = _with_fall(measured(grid(["52M"], encodings, steps=STEPS), PROFILE, *REACH))
+    return Study(name="horizon", sentence="Can learned frequencies reach beyond the window?", runs=runs)
+
+
+def _with_fall(runs: list[PlannedRun]) -> list[PlannedRun]:
+    return [run if not run.encoding.startswith("lerope") else measured([run], FALL)[0] for run in runs]

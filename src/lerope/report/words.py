@@ -5,6 +5,7 @@ from typing import Any
 from lerope.results import (
     Ablation,
     Bands,
+    Beyond,
     Evaluation,
     Extrapolation,
     LearnedFrequencies,
@@ -28,6 +29,7 @@ _TITLES = {
     Bands: "what bands add to the logits",
     Ablation: "loss without one band",
     SlowestRemovals: "loss without the slowest bands",
+    Beyond: "loss beyond the train length with frequencies set back",
     Phasors: "gradient phasors",
 }
 # Settings with these values go without saying.
