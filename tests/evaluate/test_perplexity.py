@@ -27,6 +27,7 @@ from lerope.evaluate.scorer import Scorer
 from lerope.model.saved import load_model
 from lerope.results import Evaluation
 from lerope.results.token_losses import position_edges
+from lerope.rotary.frequencies import geometric
 from lerope.train.parallel import Ranks
 from tests.ranks import run_ranks
 from tests.train.runs import cut, edit, plant_weights
@@ -83,6 +84,31 @@ def check_sums(arrays, want, length):
     np.testing.assert_allclose(arrays["position_sums"], position_sums, atol=1e-3)
     assert arrays["document_counts"].tolist() == counts.tolist()
     assert arrays["position_counts"].tolist() == position_counts.tolist()
+
+
+@pytest.mark.parametrize("encoding", ["rope", "rope,base=500000", "nope"])
+def test_other_frequencies_are_a_hard_swap(fresh, encoding):
+    """A file of its own, and what the weights say when they are turned otherwise."""
+    own = evaluate(fresh, EvalRequest(device="cpu"))
+    got = evaluate(fresh, EvalRequest(device="cpu", encoding=encoding))
+    model = load_model(fresh)
+    theta = {"rope": 10_000.0, "rope,base=500000": 500_000.0}.get(encoding)
+    rope = 0.0 if theta is None else geometric(model.encoding.rotary_dim, theta)
+    with torch.no_grad():
+        model.encoding.theta[:] = rope
+    split = corpus_of(fresh).validation
+    parts = []
+    for index in range(len(split)):
+        tokens = torch.from_numpy(split.document(index).astype("int64"))
+        for start in range(0, len(tokens) - 1, LENGTH):
+            inputs, targets = tokens[start : start + LENGTH], tokens[start + 1 : start + LENGTH + 1]
+            with torch.no_grad():
+                scores = model.double()(inputs[: len(targets)][None])[0].log_softmax(-1)
+            parts.append(-scores.gather(1, targets[:, None])[:, 0].numpy())
+    assert got.loss == pytest.approx(np.concatenate(parts).mean(), abs=1e-6)
+    assert abs(got.loss - own.loss) > 1e-5
+    assert Evaluation.load(fresh / "results" / "eval.json") == own
+    assert [file.name for file in (fresh / "results").glob("eval-with-*.json")] != []
 
 
 def test_an_evaluation_without_sums_is_made_again(fresh):

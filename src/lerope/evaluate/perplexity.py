@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lerope.core.checks import check_count
+from lerope.core.encoding import EncodingSpec
 from lerope.core.recipe import Hashing, Precision
 from lerope.core.run import Run, finished_run
 from lerope.data.packing import Piece, windows
@@ -20,6 +21,8 @@ from lerope.evaluate.measuring import Measurement, file_name
 from lerope.evaluate.scorer import Scorer
 from lerope.evaluate.work import Floats
 from lerope.model.saved import load_model
+from lerope.model.spec import build_encoding
+from lerope.model.transformer import Transformer
 from lerope.results import Arrays, Evaluation, PositionBin
 from lerope.results.token_losses import SUMS, TOKENS, loss_arrays
 from lerope.train.parallel import Ranks, start_ranks
@@ -42,6 +45,8 @@ class EvalRequest:
     """Score only the first window of each document instead of all."""
     max_tokens: int | None = None
     """Score whole documents up to the one that reaches this many tokens; all unless given."""
+    encoding: str | None = None
+    """Frequencies to score with instead of the run's own, as `lerope train --encoding` takes them: a hard swap."""
     precision: Precision = "float32"
     """float32 is the reference; bf16 is faster on a GPU and rounds."""
     device: str = "auto"
@@ -55,6 +60,8 @@ class EvalRequest:
         for field in ("length", "max_tokens", "batch_tokens"):
             if getattr(self, field) is not None:
                 check_count(field, getattr(self, field))
+        if self.encoding is not None:
+            EncodingSpec.parse(self.encoding)
         if self.data is not None and self.text:
             raise ValueError(f"give either data or text; got {self.data} and {', '.join(self.text)}.")
 
@@ -90,6 +97,7 @@ def evaluate(path: Path, request: EvalRequest | None = None) -> Evaluation:
         "truncate": request.truncate,
         "max_tokens": request.max_tokens,
         "precision": request.precision,
+        **({} if request.encoding is None else {"encoding": EncodingSpec.parse(request.encoding).text}),
     }
     file = run.results / _name(request, documents, length != run.recipe.row_length)
     pieces = ranks.together(lambda: select(documents, length, request.truncate, request.max_tokens))
@@ -97,7 +105,7 @@ def evaluate(path: Path, request: EvalRequest | None = None) -> Evaluation:
 
     def measure() -> Callable[[], tuple[Evaluation, Arrays]]:
         scorer = Scorer(
-            ranks.together(lambda: load_model(run.path)),
+            ranks.together(lambda: _model(run, request.encoding)),
             train_length=length,
             device=ranks.device,
             precision=request.precision,
@@ -119,6 +127,14 @@ def evaluate(path: Path, request: EvalRequest | None = None) -> Evaluation:
     return measurement.carry_out(measure, lambda: _known(measurement, run, documents, pieces))
 
 
+def _model(run: Run, encoding: str | None) -> Transformer:
+    """The run's model, turned by its own frequencies or by others."""
+    model = load_model(run.path)
+    if encoding is not None:
+        model.encoding = build_encoding(encoding, run.recipe.model, run.recipe.row_length).freeze()
+    return model
+
+
 def select(documents: Documents, length: int, truncate: bool, max_tokens: int | None) -> list[Piece]:
     """The windows to score, in order of documents."""
     lengths = documents.source.lengths.astype(np.int64)
@@ -137,6 +153,7 @@ def _name(request: EvalRequest, documents: Documents, other_length: bool) -> str
     words = document_words(documents)
     words += ["truncated"] * request.truncate
     words += [str(request.length)] * other_length
+    words += ["with", EncodingSpec.parse(request.encoding).name] if request.encoding is not None else []
     words += [request.precision] * (request.precision != "float32")
     return file_name("eval", *words)
 
