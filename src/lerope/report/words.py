@@ -41,7 +41,8 @@ def scored_on(evaluation: Evaluation) -> str:
     settings = evaluation.settings
     windows = f"{'first ' if settings.get('truncate') else ''}windows of {settings['length']:,} tokens"
     some = [f"the first {settings['max_tokens']:,} tokens"] if settings.get("max_tokens") else []
-    return ", ".join([str(settings["documents"]), windows, *some, *_unusual(settings, "precision")])
+    swapped = [f"turned by {settings['encoding']}"] if settings.get("encoding") else []
+    return ", ".join([str(settings["documents"]), windows, *some, *swapped, *_unusual(settings, "precision")])
 
 
 def asked(needle: Needle) -> str:

@@ -33,6 +33,7 @@ class Evaluation(RunResult):
         "truncate": bool | None,
         "max_tokens": Count | None,
         "precision": str | None,
+        "encoding": str | None,
     }
 
     num_documents: int
