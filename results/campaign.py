@@ -66,6 +66,19 @@ def code() -> Study:
     )
 
 
+def preset() -> Study:
+    """Frequencies learned once, for a seed, a head size and a length that are not in them, and as a start.
+
+    Needs the preset `english`: `lerope presets make` from the runs of `effect` and `window`, without the length that
+    is tried here.
+    """
+    encodings = ["rope", "lerope", "preset:english"]
+    runs = grid(["52M"], [*encodings, "lerope,init=preset:english"], (45,), steps=STEPS)
+    runs += grid(["52M"], encodings, suffix="heads128", head_dim=128, steps=STEPS)
+    runs += grid(["52M"], encodings, suffix="length4096", row_length=4_096, steps=SHORT)
+    return Study(name="preset", sentence="How much of the gain does a preset keep?", runs=measured(runs, PROFILE))
+
+
 def horizon() -> Study:
     """Positions that skip while training, up to four windows, so that frequencies meet distances beyond one."""
     encodings = ["rope", "lerope", "rope,horizon=8192", "lerope,horizon=8192"]

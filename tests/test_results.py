@@ -15,7 +15,7 @@ from tests.scaling.run_files import write_run
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "results"))
 campaign, claims, page = (importlib.import_module(name) for name in ("campaign", "claims", "page"))
-STUDIES = ("effect", "window", "transfer", "size", "code", "horizon")
+STUDIES = ("effect", "window", "transfer", "size", "code", "preset", "horizon")
 
 
 def test_the_page_and_the_readme_are_not_stale():
