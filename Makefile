@@ -3,7 +3,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test test-all test-gpu lint lint-page format bench figures docs docs-ready package clean
+.PHONY: help demo test test-all test-gpu lint lint-page format bench figures docs docs-ready package results clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -75,6 +75,9 @@ package: $(READY)  ## sdist and wheel in dist/, and the wheel tried in an enviro
 	@$(BIN)/python -m venv $(DIST)/env
 	@$(DIST)/env/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(DIST)/*.whl
 	@$(DIST)/env/bin/python -I tests/installed.py src/lerope $(BIN)/python
+
+results: $(READY)  ## docs/results.md, its figures and the README's table, from the archives in results/
+	@$(BIN)/python results/page.py
 
 clean:          ## remove the virtual environment and caches
 	rm -rf $(VENV) $(DIST) $(SITE) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -26,6 +26,8 @@ from lerope.evaluate.perplexity import EvalRequest, evaluate
 from lerope.evaluate.scorer import Scorer
 from lerope.model.saved import load_model
 from lerope.results import Evaluation
+from lerope.results.token_losses import position_edges
+from lerope.rotary.frequencies import geometric
 from lerope.train.parallel import Ranks
 from tests.ranks import run_ranks
 from tests.train.runs import cut, edit, plant_weights
@@ -65,6 +67,59 @@ def slow_losses(run: Path, length: int = LENGTH, truncate: bool = False) -> list
     return found
 
 
+def check_sums(arrays, want, length):
+    """By document and bin of positions, and by position, one token at a time."""
+    edges = position_edges(length)
+    sums, counts = np.zeros((2, len(want), len(edges) - 1))
+    position_sums, position_counts = np.zeros((2, length))
+    for document, losses in enumerate(want):
+        for index, loss in enumerate(losses):
+            position = index % length
+            place = document, max(at for at, edge in enumerate(edges[:-1]) if edge <= position)
+            sums[place] += loss
+            counts[place] += 1
+            position_sums[position] += loss
+            position_counts[position] += 1
+    np.testing.assert_allclose(arrays["document_sums"], sums, atol=1e-3)
+    np.testing.assert_allclose(arrays["position_sums"], position_sums, atol=1e-3)
+    assert arrays["document_counts"].tolist() == counts.tolist()
+    assert arrays["position_counts"].tolist() == position_counts.tolist()
+
+
+@pytest.mark.parametrize("encoding", ["rope", "rope,base=500000", "nope"])
+def test_other_frequencies_are_a_hard_swap(fresh, encoding):
+    """A file of its own, and what the weights say when they are turned otherwise."""
+    own = evaluate(fresh, EvalRequest(device="cpu"))
+    got = evaluate(fresh, EvalRequest(device="cpu", encoding=encoding))
+    model = load_model(fresh)
+    theta = {"rope": 10_000.0, "rope,base=500000": 500_000.0}.get(encoding)
+    rope = 0.0 if theta is None else geometric(model.encoding.rotary_dim, theta)
+    with torch.no_grad():
+        model.encoding.theta[:] = rope
+    split = corpus_of(fresh).validation
+    parts = []
+    for index in range(len(split)):
+        tokens = torch.from_numpy(split.document(index).astype("int64"))
+        for start in range(0, len(tokens) - 1, LENGTH):
+            inputs, targets = tokens[start : start + LENGTH], tokens[start + 1 : start + LENGTH + 1]
+            with torch.no_grad():
+                scores = model.double()(inputs[: len(targets)][None])[0].log_softmax(-1)
+            parts.append(-scores.gather(1, targets[:, None])[:, 0].numpy())
+    assert got.loss == pytest.approx(np.concatenate(parts).mean(), abs=1e-6)
+    assert abs(got.loss - own.loss) > 1e-5
+    assert Evaluation.load(fresh / "results" / "eval.json") == own
+    assert [file.name for file in (fresh / "results").glob("eval-with-*.json")] != []
+
+
+def test_an_evaluation_without_sums_is_made_again(fresh):
+    """Those of an earlier version."""
+    whole = evaluate(fresh, EvalRequest(device="cpu"))
+    file = fresh / "results" / "eval.json"
+    arrays = load_file(file.with_suffix(".safetensors"))
+    whole.save_with(file, {name: arrays[name] for name in ("losses", "ends")})
+    assert evaluate(fresh, EvalRequest(device="cpu")).arrays_sha256 == whole.arrays_sha256
+
+
 @pytest.mark.parametrize("truncate", [False, True])
 @pytest.mark.parametrize("length", [LENGTH, 20])
 def test_equals_a_slow_float64_loop(fresh, length, truncate):
@@ -80,6 +135,7 @@ def test_equals_a_slow_float64_loop(fresh, length, truncate):
     arrays = load_file(fresh / "results" / f"{name}.safetensors")
     assert arrays["ends"].tolist() == np.cumsum([len(losses) for losses in want]).tolist()
     np.testing.assert_allclose(arrays["losses"], every, atol=2e-5)
+    check_sums(arrays, want, length)
     for each in got.by_position:
         parts = [losses[at : at + length] for losses in want for at in range(0, len(losses), length)]
         here = np.concatenate([part[each["start"] : each["stop"]] for part in parts])

@@ -118,7 +118,7 @@ def measurements(run: Path) -> dict[str, list[object]]:
         "needle": ["needle", run, "--to", 128, "--samples", 1, "--depths", 0.5, "--device", "cpu"],
         "analyze": [
             *("analyze", run, "--rows", 2, "--phasor-rows", 1, "--max-tokens", 200, "--device", "cpu", "--parts"),
-            *("frequencies", "bands", "ablation", "slowest", "phasors"),
+            *("frequencies", "bands", "ablation", "slowest", "phasors", *(["beyond"] if "lerope" in run.name else [])),
         ],
     }
 

@@ -18,6 +18,7 @@ from lerope.core.run import Identity, Run
 from lerope.results import (
     Ablation,
     Bands,
+    Beyond,
     Evaluation,
     Extrapolation,
     LearnedFrequencies,
@@ -28,6 +29,7 @@ from lerope.results import (
     Timeline,
     Training,
 )
+from lerope.results.token_losses import loss_arrays
 from tests.made_runs import START
 
 LENGTH = 512
@@ -117,6 +119,8 @@ def _study_run(folder: Path, rung: str, encoding: str, seed: int, loss: float) -
             run.ablation(loss)
             run.slowest(loss)
             run.phasors(loss)
+        if run.learns:
+            run.beyond(loss)
     return run.path
 
 
@@ -256,7 +260,7 @@ class _Run:
             bits_per_byte=mean / 4.4 / math.log(2),
             by_position=bins,
         )
-        self.save(stem, result, {"losses": losses, "ends": ends})
+        self.save(stem, result, loss_arrays(losses, ends, self.length))
 
     def frequencies(self) -> None:
         bands = []
@@ -410,6 +414,33 @@ class _Run:
             removals=removals,
         )
         self.save("slowest", result, {"counts": counts, "whole": loss * counts, "without": (loss + increases) * counts})
+
+    def beyond(self, loss: float) -> None:
+        """The dominant band alone makes the loss grow beyond the train length; without it there is little to see."""
+        edges = np.arange(0, 4 * self.length + 1, self.length // 8)
+        far = np.clip(edges[1:] / self.length - 1, 0, None)
+        counts = np.full(len(far), 100.0)
+        rows = [{"band": None, "wavelength": None, "rope_wavelength": None, "beyond": -0.55}]
+        rows += [
+            {
+                "band": band,
+                "wavelength": 2 * math.pi / float(self.theta[band]),
+                "rope_wavelength": 2 * math.pi / float(self.rope[band]),
+                "beyond": -0.5 if band == self.dominant else 0.02 * float(self.generator.standard_normal()),
+            }
+            for band in range(self.num_bands)
+        ]
+        rows = [{**row, "within": 0.03, "within_error": 0.002, "beyond_error": 0.01} for row in rows]
+        curves = [loss + 0.4 * far, *(loss + (0.4 + row["beyond"] / 1.5) * far for row in rows)]
+        result = Beyond(
+            **self.common(**DOCUMENTS, train_length=self.length, to=4 * self.length, max_tokens=20_000),
+            num_documents=12,
+            num_tokens=2_400,
+            within_loss=loss,
+            beyond_loss=loss + 0.6,
+            bands=rows,
+        )
+        self.save("beyond", result, {"edges": edges, "counts": counts, "sums": np.stack(curves) * counts})
 
     def phasors(self, loss: float) -> None:
         distances = np.arange(1, self.length)

@@ -30,6 +30,7 @@ COMMANDS = {
     "leave-one-out": "lerope analyze RUN --parts ablation",
     "slowest-bands": "lerope analyze RUN --parts slowest",
     "extrapolation": "lerope extrapolate RUN",
+    "beyond-the-window": "lerope analyze RUN --parts beyond",
     "code": "lerope analyze RUN",
     "training": "lerope train",
     "frequencies-through-training": "--encoding lerope",

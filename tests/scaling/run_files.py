@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from lerope.results import Evaluation
+from lerope.results.token_losses import loss_arrays
 from tests.made_runs import made_recipe, make_run
 
 HEADS = {"19M": 4, "52M": 8, "217M": 16}
@@ -50,9 +51,10 @@ def write_run(
     run = make_run(path, made, data, finished)
     ends = np.cumsum(documents)
     loss = float(values.mean())
+    settings = {**SETTINGS, **(settings or {})}
     Evaluation(
         run=run.label,
-        settings={**SETTINGS, **(settings or {})},
+        settings=settings,
         provenance={},
         num_documents=int((documents > 0).sum()),
         num_tokens=num_tokens,
@@ -61,7 +63,7 @@ def write_run(
         document_mean_loss=loss,
         bits_per_byte=None,
         by_position=[],
-    ).save_with(path / "results" / "eval.json", {"losses": values.astype(np.float32), "ends": ends})
+    ).save_with(path / "results" / "eval.json", loss_arrays(values.astype(np.float32), ends, int(settings["length"])))
     return path
 
 

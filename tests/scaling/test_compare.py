@@ -9,13 +9,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from lerope.results import Comparison, Evaluation
+from lerope.results.token_losses import position_edges
 from lerope.scaling import compute_multipliers
 from lerope.scaling.compare import compare
 from lerope.scaling.evaluated import read_study
 from lerope.scaling.rung import verdict
 from lerope.scaling.seeds import Effect, Interval
 from lerope.scaling.study import read_runs, study
-from lerope.scaling.token_losses import position_edges
 from tests.scaling.run_files import LENGTH, lengths, token_losses, write_run, write_study
 
 FEW = {"num_resamples": 200}
@@ -73,7 +73,8 @@ def test_gaps_by_position_are_those_of_the_tokens(tmp_path, monkeypatch):
         assert gap["num_tokens"] == inside.sum()
         assert gap["difference"] == pytest.approx(-0.01 if gap["start"] >= 32 else 0.002, abs=1e-6)
         assert gap["standard_error"] == pytest.approx(0, abs=1e-6)
-    monkeypatch.setattr("lerope.scaling.token_losses._TOKENS_AT_ONCE", 150)
+    monkeypatch.setattr("lerope.results.token_losses._TOKENS_AT_ONCE", 150)
+    runs = [write_run(tmp_path / "a", "rope", 1, base), write_run(tmp_path / "b", "lerope", 1, variant)]
     chunked = compare(runs, **FEW)
     assert [gap["num_tokens"] for gap in chunked.by_position] == [gap["num_tokens"] for gap in gaps]
     differences = [gap["difference"] for gap in chunked.by_position]
@@ -224,32 +225,34 @@ def replace_result(path, **changes):
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-def replace_tokens(path, **changes):
-    """Other tokens that the result was saved with, as a command with a mistake would."""
+def replace_arrays(path, **changes):
+    """Other arrays that the result was saved with, as a command with a mistake would."""
     file = path / "results" / "eval.json"
     arrays = {**load_file(file.with_suffix(".safetensors")), **changes}
     Evaluation.load(file).save_with(file, {name: array for name, array in arrays.items() if array is not None})
 
 
 def one_token_elsewhere(path):
-    ends = load_file(path / "results" / "eval.safetensors")["ends"]
-    ends[0] += 1
-    replace_tokens(path, ends=ends)
+    counts = load_file(path / "results" / "eval.safetensors")["document_counts"].copy()
+    counts[0, 0] += 1
+    counts[1, 0] -= 1
+    replace_arrays(path, document_counts=counts)
 
 
 def not_finite(path):
-    losses = load_file(path / "results" / "eval.safetensors")["losses"].copy()
-    losses[5] = np.nan
-    replace_tokens(path, losses=losses)
+    sums = load_file(path / "results" / "eval.safetensors")["document_sums"].copy()
+    sums[5, 0] = np.nan
+    replace_arrays(path, document_sums=sums)
 
 
 DAMAGE = [
     (lambda p: (p / "results" / "eval.json").unlink(), "eval.json does not exist; run `lerope eval "),
     (lambda p: (p / "results" / "eval.safetensors").unlink(), "eval.safetensors does not exist; make it again"),
     (lambda p: (p / "results" / "eval.safetensors").write_bytes(b"nothing"), "was changed or damaged; make it again"),
-    (lambda p: replace_tokens(p, losses=None), "eval.safetensors has no losses; make it again"),
-    (lambda p: replace_tokens(p, losses=np.zeros(7, np.float32)), "does not hold the 2,"),
-    (lambda p: replace_tokens(p, ends=np.zeros((2, 2), np.int64)), "does not hold the 2,"),
+    (lambda p: replace_arrays(p, document_sums=None), "eval.safetensors has no document_sums; make it again"),
+    (lambda p: replace_arrays(p, document_counts=np.zeros(7, np.int64)), "does not hold the 2,"),
+    (lambda p: replace_arrays(p, document_counts=np.zeros((2, 2), np.int64)), "does not hold the 2,"),
+    (lambda p: replace_arrays(p, document_sums=np.zeros((2, 2))), "has a mean loss of 0.0000"),
     (lambda p: replace_result(p, num_documents=58), "tokens of 58 documents that its evaluation counts"),
     (lambda p: replace_result(p, loss=3.1), "its evaluation says 3.1000"),
     (one_token_elsewhere, "different documents; run `lerope eval` on both again"),

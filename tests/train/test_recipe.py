@@ -97,6 +97,12 @@ def test_clipping_is_by_two_norms():
         assert float(alpha.grad[0]) == pytest.approx(frequency_scale * min(1, 1 / frequency_norm), rel=1e-5)
 
 
+def test_other_heads_of_the_same_width():
+    made, usual = recipe("52M", "rope", head_dim=128), recipe("52M", "rope")
+    assert (made.model.head_dim, made.model.num_heads, made.model.width) == (128, 4, usual.model.width)
+    assert (made.steps, made.learning_rate, made.compute) == (usual.steps, usual.learning_rate, usual.compute)
+
+
 def test_recipes_go_to_json_and_back():
     made = recipe("19M", "rope,base=500000", 3, steps=100, vocab_size=500, activation="relu2")
     assert parse_json(json.dumps(asdict(made)).encode(), Recipe, "here", "mend it") == made
@@ -123,6 +129,9 @@ def test_recipes_go_to_json_and_back():
         ({"max_norm": 0}, "max_norm must be positive; got 0"),
         ({"betas": (0.9, 1.0)}, "betas must be two numbers.*1.0"),
         ({"seed": -1}, "seed must be a whole number.*got -1"),
+        ({"head_dim": 96}, "head_dim must divide the width of 512; got 96"),
+        ({"head_dim": 1024}, "head_dim must divide the width of 512; got 1,024"),
+        ({"head_dim": 3}, "head_dim"),
         ({"activation": "swiglu"}, "activation must be one of gelu, relu2; got 'swiglu'"),
         ({"vocab_size": 0}, "vocab_size must be a positive whole number"),
         ({"lr": 3}, "lr is not"),

@@ -16,9 +16,9 @@ from lerope.core.terminal import Console
 
 if TYPE_CHECKING:
     from lerope.evaluate.perplexity import EvalRequest
-    from lerope.results import Ablation, Bands, LearnedFrequencies, Phasors, SlowestRemovals
+    from lerope.results import Ablation, Bands, Beyond, LearnedFrequencies, Phasors, SlowestRemovals
 
-Part = Literal["frequencies", "bands", "ablation", "slowest", "phasors"]
+Part = Literal["frequencies", "bands", "ablation", "slowest", "phasors", "beyond"]
 
 # Removals take two evaluations per band, so they must be requested; a Hugging Face model has no training records.
 _RUN_PARTS: tuple[Part, ...] = ("frequencies", "bands", "phasors")
@@ -34,6 +34,7 @@ class _Sizes:
     num_phasor_rows: int
     layer: int | None
     max_tokens: int
+    to: int | None
 
 
 @dataclass
@@ -47,6 +48,7 @@ class _Analysis:
     ablation: "Ablation | None" = None
     slowest: "SlowestRemovals | None" = None
     phasors: "Phasors | None" = None
+    beyond: "Beyond | None" = None
 
 
 def analyze(
@@ -58,6 +60,7 @@ def analyze(
     layer: Annotated[int | None, arg(help_behavior_hint="")] = None,
     max_tokens: int = 32_768,
     length: Annotated[int | None, arg(help_behavior_hint="")] = None,
+    to: Annotated[int | None, arg(help_behavior_hint="")] = None,
     data: Annotated[Path | None, arg(help_behavior_hint="")] = None,
     text: tuple[str, ...] = (),
     device: str = "auto",
@@ -75,13 +78,15 @@ def analyze(
         runs: finished run directories, or folders with Llama, Qwen3 or Mistral models that transformers can load.
         parts: frequencies (against RoPE's, during training), bands (contributions by distance, norms), ablation
             (leave-one-out, two evaluations per band), slowest (without the slowest bands, for every number of them,
-            equally many evaluations), phasors (the gradient by distance). By default frequencies, bands and phasors;
-            for a Hugging Face model bands, as it has neither frequencies nor phasors.
+            equally many evaluations), phasors (the gradient by distance), beyond (longer documents, with each learned
+            frequency set back to RoPE's). By default frequencies, bands and phasors; for a Hugging Face model bands, as
+            it has neither frequencies nor phasors.
         rows: documents to measure bands on.
         phasor_rows: documents to measure phasors on.
         layer: The only layer to measure phasors of; all by default.
         max_tokens: tokens to score removals on, in first windows of documents.
         length: Tokens per row; by default the train length, for Hugging Face models at most 2,048.
+        to: For beyond, where longer documents are cut; by default four train lengths.
         data: A corpus other than the run's own, with the same tokenizer.
         text: external texts instead of a corpus.
         device: cuda, cuda:1 or cpu; auto uses a GPU if there is one.
@@ -95,7 +100,7 @@ def analyze(
     for field, value in (("rows", rows), ("phasor_rows", phasor_rows), ("max_tokens", max_tokens)):
         check_count(field, value)
     request = EvalRequest(data=data, text=text, length=length, device=device)
-    sizes = _Sizes(rows, phasor_rows, layer, max_tokens)
+    sizes = _Sizes(rows, phasor_rows, layer, max_tokens, to)
     # Only JSON goes to standard output, so progress goes elsewhere.
     with stoppable(), redirect_stdout(sys.stderr) if json_ else nullcontext():
         found = [_carry_out(run, parts, request, sizes) for run in runs]
@@ -108,6 +113,7 @@ def analyze(
 def _carry_out(path: Path, parts: tuple[Part, ...], request: "EvalRequest", sizes: _Sizes) -> _Analysis:
     from lerope.analyze.ablation import leave_one_out, remove_slowest
     from lerope.analyze.bands import measure_bands
+    from lerope.analyze.beyond import set_back
     from lerope.analyze.phasors import measure_phasors
     from lerope.analyze.targets import open_target
     from lerope.analyze.wavelengths import describe_frequencies
@@ -125,6 +131,8 @@ def _carry_out(path: Path, parts: tuple[Part, ...], request: "EvalRequest", size
             found.ablation = leave_one_out(target, sizes.max_tokens, device)
         elif part == "slowest":
             found.slowest = remove_slowest(target, sizes.max_tokens, device)
+        elif part == "beyond":
+            found.beyond = set_back(target, sizes.to, sizes.max_tokens, device)
         else:
             found.phasors = measure_phasors(target, sizes.num_phasor_rows, sizes.layer, device)
     return found
@@ -164,6 +172,10 @@ def _table(analysis: _Analysis) -> Table:
                 for row in analysis.ablation.removals
                 if row["meaning"] == meaning
             }
+    if analysis.beyond is not None:
+        columns["set back,\nnats beyond"] = {
+            row["band"]: f"{row['beyond']:+.4f}" for row in analysis.beyond.bands if row["band"] is not None
+        }
     if analysis.phasors is not None and len(analysis.phasors.bands) == len(learned):
         columns["gradient of\nlog-scale"] = {
             row["band"]: f"{row['log_scale_gradient']:+.1e}" for row in analysis.phasors.bands
@@ -193,6 +205,10 @@ def _wavelengths(analysis: _Analysis) -> tuple[dict[int, float | None], dict[int
         return rope, own
     if analysis.bands is not None:
         return {}, {row["band"]: row["wavelength"] for row in analysis.bands.bands}
+    if analysis.beyond is not None:
+        back = {row["band"]: row for row in analysis.beyond.bands if row["band"] is not None}
+        return ({band: row["rope_wavelength"] for band, row in back.items()},
+                {band: row["wavelength"] for band, row in back.items()})  # fmt: skip
     removals = analysis.ablation or analysis.slowest
     if removals is not None:
         return {}, dict(sorted((row["band"], row["wavelength"]) for row in removals.removals))
@@ -219,12 +235,26 @@ def _sentences(analysis: _Analysis) -> list[str]:
         )
     if analysis.slowest is not None:
         found.append(_slowest_sentence(analysis.slowest))
+    if analysis.beyond is not None:
+        found.append(_beyond_sentence(analysis.beyond))
     if analysis.phasors is not None:
         found.append(
             f"Phasors add up to autograd's gradient with a relative error of {analysis.phasors.relative_error:.1e}, in "
             f"covariance form {analysis.phasors.covariance_relative_error:.1e}."
         )
     return found
+
+
+def _beyond_sentence(beyond: "Beyond") -> str:
+    """What setting frequencies back does to the fall beyond the train length."""
+    whole, *single = beyond.bands
+    best = min(single, key=lambda row: row["beyond"])
+    return (
+        f"Beyond {beyond.settings['train_length']:,} tokens, up to {beyond.settings['to']:,}, the loss is "
+        f"{beyond.beyond_loss:.4f}. With RoPE's frequency again in band {best['band']} alone it changes by "
+        f"{best['beyond']:+.4f} nats there and {best['within']:+.4f} within; in all bands by {whole['beyond']:+.4f} "
+        f"and {whole['within']:+.4f} ({beyond.num_documents:,} documents)."
+    )
 
 
 def _dominant_sentence(bands: "Bands") -> str:

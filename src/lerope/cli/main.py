@@ -24,6 +24,7 @@ COMMANDS = {
     "report": ("lerope.cli.report", "one page, every figure and every table"),
     "sweep": ("lerope.cli.sweep", "search for a rung's learning rate"),
     "ladder": ("lerope.cli.ladder", "run a study: one of the paper's, or your own"),
+    "archive": ("lerope.cli.archive", "what runs measured, without their weights, for git"),
     "presets": ("lerope.cli.presets", "frequencies that were learned once, for your own models"),
     "export": ("lerope.cli.export", "write a run for transformers and serving engines"),
     "verify": ("lerope.cli.verify", "whether engines reproduce an exported model"),

@@ -50,6 +50,8 @@ class Changes:
     """Vocabulary size, if the data's differs from the rung's."""
     activation: Annotated[Activation | None, tyro.conf.arg(help_behavior_hint="")] = None
     """gelu as in the paper, or relu2, which serving engines can run; by default gelu."""
+    head_dim: Whole = None
+    """Dimensions of a head, in a model of the rung's width; by default 64."""
 
     def given(self, device: str) -> dict[str, Any]:
         """Those that were given, and this device's default precision."""

@@ -3,7 +3,7 @@
 Counts follow the paper: no gains, 20 tokens per parameter, and compute 6 N D where N excludes embeddings.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from lerope.core.checks import check_choice, check_count, check_rotary_dim
@@ -39,6 +39,12 @@ class ModelConfig:
     def width(self) -> int:
         """Dimensions of the residual stream."""
         return self.num_heads * self.head_dim
+
+    def with_head_dim(self, head_dim: int) -> "ModelConfig":
+        """The same width in heads of another size."""
+        if check_rotary_dim(head_dim, None) > self.width or self.width % head_dim:
+            raise ValueError(f"head_dim must divide the width of {self.width:,}; got {head_dim:,}.")
+        return replace(self, head_dim=head_dim, num_heads=self.width // head_dim)
 
     @property
     def mlp_width(self) -> int:

@@ -129,13 +129,17 @@ class Recipe:
 def recipe(
     name: str, encoding: str = "lerope", seed: int = 42, precision: Precision = "bf16", **changes: Any
 ) -> Recipe:
-    """The paper's recipe for a rung, with any fields changed; `vocab_size` and `activation` change the model.
+    """The paper's recipe for a rung, with any fields changed.
+
+    `vocab_size`, `activation` and `head_dim` change the model; the last leaves its width.
 
     Steps follow from 20 tokens per parameter; warm-up is 1,000 steps but at most a seventh of the run, weight decay 8
     but at most a tenth of the steps.
     """
     model = rung(name)
     model = replace(model, **{k: changes.pop(k) for k in ("vocab_size", "activation") if k in changes})
+    if (head_dim := changes.pop("head_dim", None)) is not None:
+        model = model.with_head_dim(head_dim)
     known = {field.name for field in fields(Recipe)}
     for field in changes:
         if field not in known:
@@ -181,6 +185,7 @@ CHANGES = (
     "validation_tokens",
     "vocab_size",
     "activation",
+    "head_dim",
 )
 """What `lerope train` takes as options and a study may change."""
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lerope.core.checks import check_count
+from lerope.core.encoding import EncodingSpec
 from lerope.core.recipe import Hashing, Precision
 from lerope.core.run import Run, finished_run
 from lerope.data.packing import Piece, windows
@@ -20,7 +21,10 @@ from lerope.evaluate.measuring import Measurement, file_name
 from lerope.evaluate.scorer import Scorer
 from lerope.evaluate.work import Floats
 from lerope.model.saved import load_model
+from lerope.model.spec import build_encoding
+from lerope.model.transformer import Transformer
 from lerope.results import Arrays, Evaluation, PositionBin
+from lerope.results.token_losses import SUMS, TOKENS, loss_arrays
 from lerope.train.parallel import Ranks, start_ranks
 from lerope.train.rundir import provenance
 
@@ -41,6 +45,8 @@ class EvalRequest:
     """Score only the first window of each document instead of all."""
     max_tokens: int | None = None
     """Score whole documents up to the one that reaches this many tokens; all unless given."""
+    encoding: str | None = None
+    """Frequencies to score with instead of the run's own, as `lerope train --encoding` takes them: a hard swap."""
     precision: Precision = "float32"
     """float32 is the reference; bf16 is faster on a GPU and rounds."""
     device: str = "auto"
@@ -54,6 +60,8 @@ class EvalRequest:
         for field in ("length", "max_tokens", "batch_tokens"):
             if getattr(self, field) is not None:
                 check_count(field, getattr(self, field))
+        if self.encoding is not None:
+            EncodingSpec.parse(self.encoding)
         if self.data is not None and self.text:
             raise ValueError(f"give either data or text; got {self.data} and {', '.join(self.text)}.")
 
@@ -89,6 +97,7 @@ def evaluate(path: Path, request: EvalRequest | None = None) -> Evaluation:
         "truncate": request.truncate,
         "max_tokens": request.max_tokens,
         "precision": request.precision,
+        **({} if request.encoding is None else {"encoding": EncodingSpec.parse(request.encoding).text}),
     }
     file = run.results / _name(request, documents, length != run.recipe.row_length)
     pieces = ranks.together(lambda: select(documents, length, request.truncate, request.max_tokens))
@@ -96,7 +105,7 @@ def evaluate(path: Path, request: EvalRequest | None = None) -> Evaluation:
 
     def measure() -> Callable[[], tuple[Evaluation, Arrays]]:
         scorer = Scorer(
-            ranks.together(lambda: load_model(run.path)),
+            ranks.together(lambda: _model(run, request.encoding)),
             train_length=length,
             device=ranks.device,
             precision=request.precision,
@@ -112,10 +121,18 @@ def evaluate(path: Path, request: EvalRequest | None = None) -> Evaluation:
         )
         return lambda: (
             summarise(run, settings, documents, pieces, losses),
-            {"losses": np.concatenate(losses), "ends": _ends(pieces)},
+            loss_arrays(np.concatenate(losses), _ends(pieces), length),
         )
 
     return measurement.carry_out(measure, lambda: _known(measurement, run, documents, pieces))
+
+
+def _model(run: Run, encoding: str | None) -> Transformer:
+    """The run's model, turned by its own frequencies or by others."""
+    model = load_model(run.path)
+    if encoding is not None:
+        model.encoding = build_encoding(encoding, run.recipe.model, run.recipe.row_length).freeze()
+    return model
 
 
 def select(documents: Documents, length: int, truncate: bool, max_tokens: int | None) -> list[Piece]:
@@ -136,6 +153,7 @@ def _name(request: EvalRequest, documents: Documents, other_length: bool) -> str
     words = document_words(documents)
     words += ["truncated"] * request.truncate
     words += [str(request.length)] * other_length
+    words += ["with", EncodingSpec.parse(request.encoding).name] if request.encoding is not None else []
     words += [request.precision] * (request.precision != "float32")
     return file_name("eval", *words)
 
@@ -152,10 +170,15 @@ def _known(
     if most != wanted and (wanted is None or (most is not None and most < wanted)):
         return None
     before = measurement.saved(max_tokens=most)
-    if before is None or most == wanted:
-        return before
-    with before.open_arrays(file, "losses") as arrays:
-        losses = arrays.get_slice("losses")[: int(_ends(pieces)[-1])]
+    if before is None:
+        return None
+    try:  # Files of earlier versions have no sums, and those of archives no losses.
+        with before.open_arrays(file, *(SUMS if most == wanted else TOKENS)) as arrays:
+            if most == wanted:
+                return before
+            losses = arrays.get_slice("losses")[: int(_ends(pieces)[-1])]
+    except ValueError:
+        return None
     split = np.split(losses, np.cumsum([piece.stop - piece.start for piece in pieces])[:-1])
     return replace(summarise(run, settings, documents, pieces, split), provenance=before.provenance)
 

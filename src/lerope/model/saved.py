@@ -83,6 +83,8 @@ def load_model(directory: str | os.PathLike[str], encoding: str | None = None) -
     run = next((read_run(path) for path in (folder, folder.parent) if is_run(path)), None)
     folder = folder / MODEL if (folder / MODEL / CONFIG).is_file() else folder
     saved = read_config(folder)
+    if not (folder / WEIGHTS).exists():
+        raise ValueError(f"{folder} has no {WEIGHTS}, as in an archive; name the run itself, or train it again.")
     if run is not None and run.model.resolve() == folder.resolve():
         run.check_model(CONFIG, FREQUENCIES, TOKENIZER)  # the first has the hash of the weights
     try:

@@ -77,7 +77,7 @@ def collect(paths: Sequence[Path]) -> Bundle:
     """
     notes: list[str] = []
     found = dict.fromkeys(found for path in paths for found in _find(path))
-    whole = [files for files in (_read(path, notes) for path in found) if files is not None]
+    whole = [files for files in (read_files(path, notes) for path in found) if files is not None]
     if not whole and notes:
         raise ValueError(notes[0])
     if not whole:
@@ -137,7 +137,8 @@ def _find(path: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in sorted(runs))
 
 
-def _read(path: Path, notes: list[str]) -> RunFiles | None:
+def read_files(path: Path, notes: list[str]) -> RunFiles | None:
+    """One run; None, or without the results in question, if something cannot be read, and then a note says so."""
     try:
         run = read_run(path)
     except ValueError as error:

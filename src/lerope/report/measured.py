@@ -133,13 +133,8 @@ def piecewise(bundle: Bundle) -> dict[str, list[tuple[str, float, float]]]:
 
 
 def position_losses(files: RunFiles) -> tuple[Floats, Floats] | None:
-    """Sums of evaluated token losses and their number at each position of a window; None without the tokens' file."""
-    evaluation, arrays = files.result(Evaluation, "eval"), files.arrays(Evaluation, "eval")
-    if evaluation is None or not {"losses", "ends"} <= arrays.keys():
+    """Sums of evaluated token losses and their number at each position of a window; None without the arrays' file."""
+    arrays = files.arrays(Evaluation, "eval")
+    if not {"position_sums", "position_counts"} <= arrays.keys():
         return None
-    length, ends = int(evaluation.settings["length"]), arrays["ends"].astype(np.int64)
-    lengths = np.diff(ends, prepend=0)
-    positions = (np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - lengths, lengths)) % length
-    losses = arrays["losses"].astype(np.float64)
-    sums = np.bincount(positions, weights=losses, minlength=length).astype(np.float64)
-    return sums, np.bincount(positions, minlength=length).astype(np.float64)
+    return arrays["position_sums"].astype(np.float64), arrays["position_counts"].astype(np.float64)

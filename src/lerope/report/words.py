@@ -5,6 +5,7 @@ from typing import Any
 from lerope.results import (
     Ablation,
     Bands,
+    Beyond,
     Evaluation,
     Extrapolation,
     LearnedFrequencies,
@@ -28,6 +29,7 @@ _TITLES = {
     Bands: "what bands add to the logits",
     Ablation: "loss without one band",
     SlowestRemovals: "loss without the slowest bands",
+    Beyond: "loss beyond the train length with frequencies set back",
     Phasors: "gradient phasors",
 }
 # Settings with these values go without saying.
@@ -39,7 +41,8 @@ def scored_on(evaluation: Evaluation) -> str:
     settings = evaluation.settings
     windows = f"{'first ' if settings.get('truncate') else ''}windows of {settings['length']:,} tokens"
     some = [f"the first {settings['max_tokens']:,} tokens"] if settings.get("max_tokens") else []
-    return ", ".join([str(settings["documents"]), windows, *some, *_unusual(settings, "precision")])
+    swapped = [f"turned by {settings['encoding']}"] if settings.get("encoding") else []
+    return ", ".join([str(settings["documents"]), windows, *some, *swapped, *_unusual(settings, "precision")])
 
 
 def asked(needle: Needle) -> str:

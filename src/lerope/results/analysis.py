@@ -1,9 +1,9 @@
 """What a run learned, band by band."""
 
 from dataclasses import dataclass
-from typing import ClassVar, TypedDict
+from typing import Any, ClassVar, TypedDict
 
-from lerope.results.base import RunResult
+from lerope.results.base import Count, RunResult
 
 STANDS_OUT = 2.0
 
@@ -178,6 +178,45 @@ class SlowestRemovals(RunResult):
         """How many of the slowest bands cost no more than this, together and each fewer."""
         rows = self.rows(meaning)
         return next((row["num_bands"] - 1 for row in rows if row["increase"] > nats), len(rows))
+
+
+class BandSetBack(TypedDict):
+    """How the loss changes if one learned frequency is RoPE's again, in nats per token, with standard errors.
+
+    Errors are over documents, paired; None with one document.
+    """
+
+    band: int | None
+    """None for all bands at once."""
+    wavelength: float | None
+    """As learned."""
+    rope_wavelength: float | None
+    within: float
+    """At positions within the train length."""
+    within_error: float | None
+    beyond: float
+    beyond_error: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beyond(RunResult):
+    """`lerope analyze`: documents longer than the train length with single frequencies set back to RoPE's.
+
+    Beside it in .safetensors: `sums` of losses by position, (as learned, all set back, then each of the other rows of
+    `bands`; bins between `edges`), and `counts`, the tokens in each bin.
+    """
+
+    kind: ClassVar[str] = "beyond"
+    settings_read: ClassVar[dict[str, Any]] = {"train_length": Count, "to": Count}
+
+    num_documents: int
+    num_tokens: int
+    """Beyond the train length."""
+    within_loss: float
+    """As learned, nats per token."""
+    beyond_loss: float
+    bands: list[BandSetBack]
+    """All at once first."""
 
 
 class PhasorBand(TypedDict):

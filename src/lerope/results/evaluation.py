@@ -19,8 +19,10 @@ class PositionBin(TypedDict):
 class Evaluation(RunResult):
     """`lerope eval`: the loss of a run on documents.
 
-    Beside it in .safetensors: `losses`, one float32 per token in order of documents; `ends`, where each document's
-    losses end in it.
+    Beside it in .safetensors: `losses`, one float32 per token in order of documents, and `ends`, where each document's
+    end in it; `document_sums` and `document_counts`, (documents, bins of `position_edges`), and `position_sums` and
+    `position_counts`, the sum of losses and their number at every position of a window. An archive has no `losses` and
+    no `ends`.
     """
 
     kind: ClassVar[str] = "evaluation"
@@ -31,6 +33,7 @@ class Evaluation(RunResult):
         "truncate": bool | None,
         "max_tokens": Count | None,
         "precision": str | None,
+        "encoding": str | None,
     }
 
     num_documents: int

@@ -27,16 +27,16 @@ class Evaluated:
     run: Run
     evaluation: Evaluation
     file: Path
-    """The evaluation's; beside it lies the loss of every token."""
+    """The evaluation's; beside it lie the arrays."""
 
     @property
     def tokens(self) -> Path:
-        """The file with the loss of every token."""
+        """The file with losses of tokens."""
         return arrays_of(self.file)
 
-    def open_tokens(self) -> AbstractContextManager[Any]:
-        """That file, after a check that it is intact."""
-        return self.evaluation.open_arrays(self.file, "losses", "ends")
+    def open_sums(self) -> AbstractContextManager[Any]:
+        """That file, after a check that it is intact and has their sums."""
+        return self.evaluation.open_arrays(self.file, "document_sums", "document_counts")
 
     @property
     def rung(self) -> str:

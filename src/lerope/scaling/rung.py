@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from lerope.results import CapturedGain, MethodEffect, PositionGap, RunLoss
+from lerope.results.token_losses import position_edges
 from lerope.scaling.evaluated import Evaluated
 from lerope.scaling.multipliers import Floats
 from lerope.scaling.seeds import Effect, effect, gain_captured, gap_by_position
-from lerope.scaling.token_losses import Integers, count_tokens, position_edges, read_ends, sum_losses
+from lerope.scaling.token_losses import read_counts, read_sums
 
 
 def verdict(method: str, baseline: str, measured: Effect, num_seeds: int, num_documents: int) -> str:
@@ -57,14 +58,13 @@ class Rung:
             self._check_seeds(method)
         items = [item for seeds in runs.values() for item in seeds.values()]
         self.compute = items[0].compute
-        ends = read_ends(items)
+        tokens = read_counts(items)
         length = int(items[0].evaluation.settings["length"])
-        tokens = count_tokens(ends, length)
         self._some = tokens.sum(1) > 0
         self._edges, self._binned = position_edges(length), tokens[self._some]
         self.tokens = self._binned.sum(1)
         self._sums: dict[str, dict[int, Floats]] = {method: {} for method in runs}
-        gaps = self._read(ends)
+        gaps = self._read(tokens)
         self.pairs = {method: self._pair(method, gap) for method, gap in gaps.items()}
 
     def _check_seeds(self, method: str) -> None:
@@ -80,15 +80,15 @@ class Rung:
                 text = f"seed {alone[0]}" if len(alone) == 1 else f"seeds {', '.join(alone)}"
                 self.notes.append(f"{self.name}: {text} of {name} left out, because {other} has no such run.")
 
-    def _read(self, ends: Integers) -> dict[str, Floats]:
-        """Reads every file of token losses once: sums of documents are kept, sums of bins only as mean gaps."""
+    def _read(self, counts: Floats) -> dict[str, Floats]:
+        """Reads every file of losses once: sums of documents are kept, sums of bins only as mean gaps."""
         gaps = {method: np.zeros_like(self._binned) for method in self._runs if method != self.baseline}
         for seed in sorted({seed for seeds in self._runs.values() for seed in seeds}):
             at_baseline: Floats | None = None
             for method in (self.baseline, *gaps):
                 if seed not in self._runs[method]:
                     continue
-                sums = sum_losses(self._runs[method][seed], ends)[self._some]
+                sums = read_sums(self._runs[method][seed], counts)[self._some]
                 self._sums[method][seed] = sums.sum(1)
                 if method == self.baseline:
                     at_baseline = sums

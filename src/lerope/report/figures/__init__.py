@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 from lerope.core.files import write_whole
 from lerope.report.collect import Bundle
 from lerope.report.figures import (
+    beyond,
     code,
     contributions,
     extrapolation,
@@ -57,6 +58,7 @@ FIGURES: list[Drawing] = [
         leave_one_out,
         slowest_bands,
         extrapolation,
+        beyond,
         code,
         training,
         frequency_history,

@@ -1,0 +1,189 @@
+"""Writes docs/results.md, its figures and the README's table from the archives in this folder: `make results`.
+
+With --check nothing is written, and the exit code is 1 if the page or the README is not what the archives say.
+"""
+
+import argparse
+import hashlib
+import re
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import campaign
+from claims import AGREES, WAITING, Archive, Claim, claims, interval
+
+from lerope.core.run import RUN
+from lerope.report.collect import RunFiles, collect
+from lerope.report.figures import FIGURES as DRAWINGS
+from lerope.report.style import Missing, save_as
+from lerope.results import Evaluation
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+DRAWN = ROOT / "docs" / "figures" / "results"
+TEXTS = {
+    "english": "English: books, scientific articles, technical documentation, diplomatic papers",
+    "code": "Python: sources of the interpreter and of packages",
+}
+FIGURES = {
+    "english": (
+        *("training", "loss-gap-by-position", "wavelengths", "band-contributions", "leave-one-out"),
+        *("extrapolation", "needle-distractors"),
+    ),
+    "code": ("wavelengths",),
+}
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+INTRO = """# Results
+
+What the paper claims, beside what runs of this repository measured. Everything below is computed by `make results`
+from the archived runs in the folder `results`; no number is typed by hand, and a test fails if this page is not what
+they say. The runs are those of `results/campaign.py`, and anyone with a GPU and a text can repeat them:
+
+```
+lerope data prepare TEXT --out data/english
+lerope ladder results/campaign.py:effect --data data/english --out runs/english
+lerope archive runs/english/52M-* --out results/english
+make results
+```
+
+The paper trains on C4, and we on the texts below, with the paper's recipe but for the number of steps. So differences
+between encodings can be compared with the paper's, and absolute losses cannot.
+"""
+
+
+def page(folder: Path) -> str:
+    """The page in Markdown."""
+    texts = {name: Archive(folder / name) for name in TEXTS}
+    parts = [INTRO, _claim_table(claims(texts["english"], texts["code"]))]
+    for name, text in texts.items():
+        if text.runs:
+            parts.append(_text_part(name, text))
+    notes = folder / "notes.md"
+    if notes.exists():
+        parts.append(f"## What surprised us\n\n{notes.read_text().strip()}\n")
+    parts.append(f"<!-- made from results {digest(folder)} -->\n")
+    return "\n".join(parts)
+
+
+def digest(folder: Path) -> str:
+    """Of all archives: what the figures were drawn from."""
+    found = hashlib.sha256()
+    for name in TEXTS:
+        for file in sorted((folder / name).glob("*/**/*")):
+            if file.is_file():
+                found.update(
+                    str(file.relative_to(folder)).encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest()
+                )
+    return found.hexdigest()[:16]
+
+
+def readme_part(folder: Path) -> str:
+    """The README's table: the losses of the main study; nothing before there are any."""
+    text = Archive(folder / "english")
+    found = text.compared(campaign.effect())
+    if found is None:
+        return ""
+    rows = [f"| RoPE | {found.effects[0]['baseline_loss']:.4f} | | |"]
+    for effect in found.effects:
+        low, high, over = interval(effect)
+        name = {"lerope": "**LeRoPE**", "prope": "p-RoPE"}.get(effect["method"], effect["method"])
+        rows.append(f"| {name} | {effect['loss']:.4f} | {effect['difference']:+.4f} | {low:+.4f} to {high:+.4f} |")
+    head = "| 52M, 4,000 steps | loss, nats per token | difference | 95 % interval |\n|---|---|---|---|\n"
+    return f"{head}{chr(10).join(rows)}\n\nOver {over}. [All results](docs/results.md)."
+
+
+def _claim_table(found: list[Claim]) -> str:
+    measured = [claim for claim in found if claim.verdict not in (WAITING, "")]
+    agree = sum(claim.verdict == AGREES for claim in measured)
+    said = f"{agree} of {len(measured)} claims that have been measured agree. " if measured else ""
+    waiting = sum(claim.verdict == WAITING for claim in found)
+    said += f"{waiting} of {len(found)} have not been measured yet." if waiting else ""
+    lines = ["| study | the paper says | we measured | | |", "|---|---|---|---|---|"]
+    for claim in found:
+        lines.append(f"| {claim.study} | {claim.paper} | {claim.measured} | {claim.verdict} | {claim.note} |")
+    rule = (
+        "*Agrees*: the paper's number lies in our 95 % interval. *Same direction*: it does not, but there is an effect"
+    )
+    rule += " of the same sign. *Not told from noise*: our interval includes no effect."
+    return f"## Claims\n\n{said}\n\n" + "\n".join(lines) + f"\n\n{rule}\n"
+
+
+def _text_part(name: str, text: Archive) -> str:
+    runs = [files for _, files in sorted(text.runs.items())]
+    start = runs[0].run.starts[-1]
+    tokens = start.num_data_tokens
+    longest = max(files.run.recipe.num_tokens for files in runs)
+    lines = [
+        f"## {TEXTS[name]}",
+        "",
+        f"{len(runs)} runs. Data fingerprint `{runs[0].run.identity.data[:12]}`"
+        + (f", {tokens / 1e6:.0f} million tokens, so the longest run reads them {longest / tokens:.1f} times" if tokens
+           else "") + ".",
+        "",
+        "| run | steps | row | loss | perplexity | GPU | torch | date | commit |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *map(_run_line, runs),
+        "",
+    ]  # fmt: skip
+    known = {figure.NAME: figure for figure in DRAWINGS}
+    for figure in FIGURES[name]:
+        if (DRAWN / f"{name}-{figure}.svg").exists():
+            title = known[figure].TITLE
+            lines += [f"![{title}](figures/results/{name}-{figure}.svg)", "", f"*{title}.* {known[figure].CAPTION}", ""]
+    return "\n".join(lines)
+
+
+def _run_line(files: RunFiles) -> str:
+    recipe, start, evaluated = files.run.recipe, files.run.starts[-1], files.result(Evaluation, "eval")
+    loss = f"{evaluated.loss:.4f} | {evaluated.perplexity:.3f}" if evaluated is not None else "| "
+    gpu = (start.gpu or "CPU").removeprefix("NVIDIA ")
+    where = f"{gpu} | {start.torch} | {start.date[:10]} | {(start.commit or '')[:8]}"
+    return f"| {files.run.name} | {recipe.steps:,} | {recipe.row_length:,} | {loss} | {where} |"
+
+
+def draw_figures(folder: Path) -> None:
+    """The page's figures, as SVG: those that the runs have something for."""
+    known = {figure.NAME: figure for figure in DRAWINGS}
+    DRAWN.mkdir(parents=True, exist_ok=True)
+    for name in TEXTS:
+        runs = [path.parent for path in sorted((folder / name).glob(f"*/{RUN}"))]
+        bundle = collect(runs) if runs else None
+        for figure in FIGURES[name]:
+            file = DRAWN / f"{name}-{figure}.svg"
+            file.unlink(missing_ok=True)
+            with suppress(Missing):
+                if bundle is not None:
+                    save_as(known[figure].draw(bundle), file)
+
+
+def with_part(readme: str, part: str) -> str:
+    """The README with its table of results."""
+    inside = f"{BEGIN}\n{part}\n{END}" if part else f"{BEGIN}\n{END}"
+    return re.sub(f"{BEGIN}.*?{END}", lambda _: inside, readme, flags=re.DOTALL)
+
+
+def main() -> None:
+    """Writes or checks."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if something is stale")
+    check = parser.parse_args().check
+    if not check:
+        draw_figures(HERE)
+    readme = ROOT / "README.md"
+    wanted = {
+        ROOT / "docs" / "results.md": page(HERE),
+        readme: with_part(readme.read_text(), readme_part(HERE)),
+    }
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+    for path in stale:
+        if check:
+            print(f"{path.relative_to(ROOT)} is not what results/ says; run: make results", file=sys.stderr)
+        else:
+            path.write_text(wanted[path])
+            print(f"{path.relative_to(ROOT)} written")
+    sys.exit(1 if check and stale else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""docs/results.md is what the archives in results/ say, and says the right thing about planted ones."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lerope.core.recipe import CHANGES
+from lerope.launch.study import PlannedRun, Study, grid
+from tests.report.example import LENGTH, write_example
+from tests.scaling.run_files import write_run
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "results"))
+campaign, claims, page = (importlib.import_module(name) for name in ("campaign", "claims", "page"))
+STUDIES = ("effect", "window", "transfer", "size", "code", "preset", "horizon")
+
+
+def test_the_page_and_the_readme_are_not_stale():
+    done = subprocess.run(
+        [sys.executable, ROOT / "results" / "page.py", "--check"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_is_one(name):
+    study = getattr(campaign, name)()
+    assert isinstance(study, Study)
+    assert study.name == name
+
+
+def test_studies_of_one_text_share_runs_of_one_recipe():
+    """They go to one folder."""
+    recipes = {}
+    for name in STUDIES:
+        for run in getattr(campaign, name)().runs if name != "code" else ():
+            found = recipes.setdefault(run.name, run.recipe(Path()))
+            assert found == run.recipe(Path()), run.name
+
+
+def test_what_an_interval_says():
+    assert claims.number_verdict(-0.01, -0.012, -0.008) == claims.AGREES
+    assert claims.number_verdict(-0.02, -0.012, -0.008) == claims.SAME
+    assert claims.number_verdict(0.01, -0.012, -0.008) == claims.DIFFERS
+    assert claims.number_verdict(-0.02, -0.012, 0.001) == claims.NOISE
+
+
+def write_study(folder: Path, study: Study, loss) -> None:
+    """The study's runs as if they had been trained and evaluated."""
+    for run in study.runs:
+        recipe, changes = run.recipe(folder), {}
+        for field in CHANGES:
+            if hasattr(recipe, field):
+                changes[field] = getattr(recipe, field)
+        write_run(folder / run.name, run.encoding, run.seed, loss(run), rung=run.rung, recipe=changes)
+
+
+def by_text(found):
+    return {claim.paper.partition(":")[0]: claim for claim in found}
+
+
+def test_planted_differences_are_found(tmp_path):
+    gains = {"rope": 0.0, "lerope": claims.printed_difference("lerope"), "prope": 0.03}
+    write_study(tmp_path / "english", campaign.effect(), lambda run: 3.0 + gains[run.encoding])
+    found = by_text(claims.claims(claims.Archive(tmp_path / "english"), claims.Archive(tmp_path / "code")))
+    lerope = found["LeRoPE against RoPE at 52M"]
+    assert lerope.measured.startswith("-0.0099 nats")
+    assert "3 seeds" in lerope.measured
+    assert lerope.verdict == claims.AGREES
+    assert found["p-RoPE against RoPE at 52M"].verdict == claims.SAME
+    assert found["LeRoPE is ahead of RoPE with every seed"].measured == "3 of 3 seeds"
+    assert found["LeRoPE is ahead of RoPE at every size"].verdict == claims.WAITING
+    text = page.page(tmp_path)
+    assert "2 of 3 claims that have been measured agree" in text
+    assert "| 52M-lerope-43 | 4,000 | 2,048 | 2.9901 |" in text
+    part = page.readme_part(tmp_path)
+    assert "| **LeRoPE** | 2.9901 | -0.0099 |" in part
+    readme = page.with_part(f"a\n{page.BEGIN}\nold\n{page.END}\nb", part)
+    assert "old" not in readme
+    assert part in readme
+
+
+def test_a_gain_at_some_sizes_only_is_not_agreement(tmp_path):
+    gains = {("19M", "lerope"): -0.01, ("52M", "lerope"): -0.01, ("217M", "lerope"): 0.01}
+    write_study(tmp_path / "english", campaign.size(), lambda run: 3.0 + gains.get((run.rung, run.encoding), 0.0))
+    found = by_text(claims.claims(claims.Archive(tmp_path / "english"), claims.Archive(tmp_path / "code")))
+    assert found["LeRoPE is ahead of RoPE at every size"].verdict == claims.DIFFERS
+
+
+def test_what_was_learned_and_how_far_it_reaches(tmp_path, monkeypatch):
+    """A whole example study: a band at 2.1 windows, slow bands suppressed, LeRoPE ahead with YaRN."""
+    write_example(tmp_path / "english")
+    changes = {"row_length": LENGTH, "steps": 3840, "warmup_steps": 100}
+    lengths = [
+        PlannedRun(rung="52M", encoding="lerope", suffix=suffix, changes={**changes, "row_length": length})
+        for suffix, length in (("", LENGTH), ("length1024", 1024), ("length2048", 2048))
+    ]
+    effect = grid(["52M"], ["rope", "lerope"], (42, 43, 44), **changes)
+    for name in ("effect", "transfer", "size"):
+        monkeypatch.setattr(campaign, name, lambda: Study(name="effect", sentence="?", runs=effect))
+    monkeypatch.setattr(campaign, "window", lambda: Study(name="window", sentence="?", runs=lengths))
+    found = claims.claims(claims.Archive(tmp_path / "english"), claims.Archive(tmp_path / "code"))
+    of = {
+        study: [claim for claim in found if claim.study == study] for study in ("profile", "window", "reach", "needle")
+    }
+    assert [claim.verdict for claim in of["profile"]] == [claims.AGREES] * 3
+    assert "3 of 3 runs" in of["profile"][1].measured
+    assert of["window"][0].verdict == claims.AGREES
+    assert "at 2,048" in of["window"][0].measured
+    for claim in of["reach"] + of["needle"]:
+        assert claim.verdict in (claims.AGREES, claims.DIFFERS)
+        assert "RoPE " in claim.measured
+
+
+def test_a_run_of_another_recipe_does_not_count(tmp_path):
+    write_run(tmp_path / "english" / "52M-rope-42", "rope")
+    with pytest.raises(ValueError, match="has a different run: its"):
+        claims.claims(claims.Archive(tmp_path / "english"), claims.Archive(tmp_path / "code"))
+
+
+def test_other_archives_make_the_page_stale(tmp_path):
+    before = page.page(tmp_path)
+    write_run(tmp_path / "english" / "another", "rope")
+    assert page.digest(tmp_path) not in before
+    assert page.page(tmp_path) != before
