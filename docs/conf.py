@@ -1,7 +1,7 @@
 """How Sphinx builds the site from these pages: `make docs`, offline, with warnings as errors.
 
-Why Sphinx (November 2026): Material for MkDocs ends in May 2027, MkDocs 1 has no maintainer, its successor Zensical is at
-0.1. Sphinx reads the same Markdown by MyST, takes links to files outside docs/, runs notebooks and searches from disk.
+Why Sphinx (November 2026): Material for MkDocs ends in May 2027, MkDocs 1 has no maintainer, its successor Zensical is
+at 0.1. Sphinx reads the same Markdown by MyST, takes links to files outside docs/, runs notebooks, searches from disk.
 """
 
 import contextlib
