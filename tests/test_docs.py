@@ -5,6 +5,9 @@ import importlib
 import io
 import json
 import re
+import shutil
+import subprocess
+import sys
 from contextlib import redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
@@ -93,6 +96,14 @@ def test_notebooks_run(notebook, tmp_path, monkeypatch):
     for cell in cells(notebook):
         exec(compile(cell, notebook.name, "exec"), namespace)
     assert all(not cell.get("outputs") for cell in json.loads(notebook.read_text())["cells"])
+
+
+@pytest.mark.parametrize("name", ["band", "distance", "flow"])
+def test_drawings_are_what_their_scripts_draw(name, tmp_path):
+    for file in ("svg.py", f"{name}.py"):
+        shutil.copy(DOCS / "figures" / file, tmp_path)
+    subprocess.run([sys.executable, tmp_path / f"{name}.py"], check=True, stdout=subprocess.DEVNULL)
+    assert (tmp_path / f"{name}.svg").read_text() == (DOCS / "figures" / f"{name}.svg").read_text()
 
 
 def test_there_is_something_to_run():
