@@ -80,8 +80,9 @@ def preset() -> Study:
 
 
 def horizon() -> Study:
-    """Positions that skip while training, up to four windows, so that frequencies meet distances beyond one."""
+    """What may keep learned frequencies from falling off: positions that skip while training, and constraints."""
     encodings = ["rope", "lerope", "rope,horizon=8192", "lerope,horizon=8192", "lerope,horizon=8192,horizon_from=0.9"]
+    encodings += [f"results.candidates:{name}" for name in ("Gap", "WholeTurns", "WholeTokens")]
     runs = _with_fall(measured(grid(["52M"], encodings, steps=STEPS), PROFILE, *REACH))
     return Study(name="horizon", sentence="Can learned frequencies reach beyond the window?", runs=runs)
 
