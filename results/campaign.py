@@ -24,8 +24,13 @@ FALL: Command = ("analyze", "--parts", "beyond", "--max-tokens", "400000")
 
 
 def effect() -> Study:
-    """The main pair with three seeds, measured in every way: also the source of the profile and of the reach."""
-    runs = measured(grid(["52M"], ["rope", "lerope", "prope"], (42, 43, 44), steps=STEPS), EVERYTHING, *REACH)
+    """The main pair with three seeds, measured in every way: also the source of the profile and of the reach.
+
+    Pair by pair, so that what is there when time runs out can be compared.
+    """
+    runs = [run for seed in (42, 43, 44) for run in grid(["52M"], ["rope", "lerope"], (seed,), steps=STEPS)]
+    runs += grid(["52M"], ["prope"], (42, 43, 44), steps=STEPS)
+    runs = measured(runs, EVERYTHING, *REACH)
     return Study(name="effect", sentence="Is LeRoPE better than RoPE?", runs=_with_fall(runs))
 
 
@@ -80,8 +85,9 @@ def preset() -> Study:
 
 
 def horizon() -> Study:
-    """Positions that skip while training, up to four windows, so that frequencies meet distances beyond one."""
-    encodings = ["rope", "lerope", "rope,horizon=8192", "lerope,horizon=8192"]
+    """What may keep learned frequencies from falling off: positions that skip while training, and constraints."""
+    encodings = ["rope", "lerope", "rope,horizon=8192", "lerope,horizon=8192", "lerope,horizon=8192,horizon_from=0.9"]
+    encodings += [f"results.candidates:{name}" for name in ("Gap", "WholeTurns", "WholeTokens")]
     runs = _with_fall(measured(grid(["52M"], encodings, steps=STEPS), PROFILE, *REACH))
     return Study(name="horizon", sentence="Can learned frequencies reach beyond the window?", runs=runs)
 

@@ -41,6 +41,16 @@ def test_other_losses_and_other_frequencies_than_without(data, tmp_path):
     assert read_run(tmp_path / "lerope,horizon=128,horizon_share=1").recipe.spec.horizon == 128
 
 
+def test_the_end_of_training_alone(data, tmp_path):
+    """The same run up to where positions begin to skip, another from there."""
+    losses = {}
+    for encoding in ("lerope", "lerope,horizon=128,horizon_share=1,horizon_from=0.75"):
+        tiny_run(data, tmp_path / encoding, encoding=encoding, steps=8)
+        losses[encoding] = [record["loss"] for record in metrics(tmp_path / encoding) if "loss" in record]
+    one, other = losses.values()
+    assert [a == b for a, b in zip(one, other, strict=True)] == [True] * 6 + [False] * 2
+
+
 def test_the_same_after_a_restart(data, tmp_path):
     encoding = "lerope,horizon=128"
     tiny_run(data, tmp_path / "straight", encoding=encoding, steps=8)
@@ -76,6 +86,10 @@ def test_positions_beyond_the_row_are_turned_exactly(kernel):
         ("lerope,horizon=64,horizon_share=2", ("horizon_share", "2")),
         ("lerope,horizon=64,horizon_share=abc", ("horizon_share", "abc")),
         ("lerope,horizon=64,horizon_share=None", ("horizon_share", "None")),
+        ("lerope,horizon_from=0.9", ("horizon_from", "horizon")),
+        ("lerope,horizon=64,horizon_from=1", ("horizon_from", "1")),
+        ("lerope,horizon=64,horizon_from=-0.1", ("horizon_from", "-0.1")),
+        ("lerope,horizon=64,horizon_from=x", ("horizon_from", "x")),
         ("lerope,horizon=3000000000", ("horizon", "3,000,000,000")),
         ("nope,horizon=64", ("horizon", "nope")),
     ],

@@ -7,6 +7,7 @@ preset:english    preset:mine.json              a preset's frequencies, fixed, f
 lerope,init=preset:english                      learned ones that start there
 lerope,horizon=8192    rope,horizon=8192,horizon_share=0.25
                                                 trained on positions that skip, up to the horizon, in a share of rows
+lerope,horizon=8192,horizon_from=0.9            the same in the last tenth of the steps alone
 my_package.encodings:Wavelet,scale=2            an encoding of your own
 """
 
@@ -43,7 +44,7 @@ class Family:
 
 _EXACT = 1 << 24
 """Positions up to here are whole numbers in float32 too."""
-POSITIONS: dict[str, Any] = {"horizon": None, "horizon_share": 0.5}
+POSITIONS: dict[str, Any] = {"horizon": None, "horizon_share": 0.5, "horizon_from": 0.0}
 """Options of any encoding that turns, about the positions it is trained on and not about its frequencies."""
 FAMILIES = {
     "rope": Family("RoPE", {"base": BASE, "rotary_dim": None, "layout": "half", **POSITIONS}),
@@ -75,6 +76,7 @@ _WORDS = {
     "head_dim": "{}d",
     "horizon": "positions to {}",
     "horizon_share": "in {} of rows",
+    "horizon_from": "from {} of the steps on",
 }
 
 
@@ -174,6 +176,11 @@ class EncodingSpec:
         """In this share of rows."""
         return float(dict(self.options).get("horizon_share", POSITIONS["horizon_share"]))
 
+    @property
+    def horizon_from(self) -> float:
+        """From this share of the steps on."""
+        return float(dict(self.options).get("horizon_from", POSITIONS["horizon_from"]))
+
     def frequencies(self, head_dim: int) -> list[float] | None:
         """RoPE's frequencies at this base, band by band in radians per token; None without a base."""
         if self.base is None:
@@ -208,14 +215,19 @@ def _check_sources(options: dict[str, Any], text: str) -> None:
 
 def _check_horizon(options: dict[str, Any], text: str) -> None:
     """Raises unless positions can skip as options say."""
-    if options.get("horizon") is not None:
-        if check_count(f"encoding {text!r}: horizon", options["horizon"]) > _EXACT:
-            raise ValueError(f"encoding {text!r}: horizon must be at most {_EXACT:,}; got {options['horizon']:,}.")
-    elif "horizon_share" in options:
-        raise ValueError(f"encoding {text!r}: horizon_share needs a horizon; say how far positions skip.")
-    if not 0 < check_number(f"encoding {text!r}: horizon_share", options.get("horizon_share", 1)) <= 1:
-        share = options["horizon_share"]
-        raise ValueError(f"encoding {text!r}: horizon_share must be above 0 and at most 1; got {share!r}.")
+    horizon = options.get("horizon")
+    if horizon is not None and check_count(f"encoding {text!r}: horizon", horizon) > _EXACT:
+        raise ValueError(f"encoding {text!r}: horizon must be at most {_EXACT:,}; got {horizon:,}.")
+    for name, usual in POSITIONS.items():
+        if name == "horizon" or name not in options:
+            continue
+        if horizon is None:
+            raise ValueError(f"encoding {text!r}: {name} needs a horizon; say how far positions skip.")
+        value = check_number(f"encoding {text!r}: {name}", options[name])
+        # A share of no rows, or from the end on, would be no horizon at all.
+        if not (0 < value <= 1 if usual else 0 <= value < 1):
+            limits = "above 0 and at most 1" if usual else "at least 0 and below 1"
+            raise ValueError(f"encoding {text!r}: {name} must be {limits}; got {value!r}.")
 
 
 def _joined(first: str, options: tuple[tuple[str, Any], ...]) -> str:

@@ -23,14 +23,15 @@ class Skips:
     Args:
         horizon: positions stay below this.
         share: of the rows; the others count from 0 as usual.
+        first: the first row that may skip.
     """
 
-    def __init__(self, horizon: int, share: float, seed: int) -> None:
-        self.horizon, self.share, self._key = horizon, share, mix(mix(seed) ^ _SKIPS)
+    def __init__(self, horizon: int, share: float, seed: int, first: int = 0) -> None:
+        self.horizon, self.share, self.first, self._key = horizon, share, first, mix(mix(seed) ^ _SKIPS)
 
     def skips(self, row: int) -> bool:
         """Whether the documents of a row skip."""
-        return bool(self._random(row, 0, 1)[0] < self.share)
+        return row >= self.first and bool(self._random(row, 0, 1)[0] < self.share)
 
     def positions(self, row: int, document: int, count: int) -> npt.NDArray[np.int32]:
         """Of the tokens of a row's document, by its number in the row: from 0, rising, below the horizon."""

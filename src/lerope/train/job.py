@@ -92,7 +92,10 @@ def train(
         corpus = Corpus(data, verify="sizes")
         rows = (recipe.row_length, recipe.batch_rows)
         spec = recipe.spec
-        skips = None if spec.horizon is None else Skips(spec.horizon, spec.horizon_share, recipe.seed)
+        skips = None
+        if spec.horizon is not None:
+            first = round(spec.horizon_from * recipe.steps) * recipe.batch_rows
+            skips = Skips(spec.horizon, spec.horizon_share, recipe.seed, first)
         loader = Loader(corpus.train, *rows, recipe.seed, ranks.rank, ranks.num_ranks, skips)
         encoding = build_encoding(recipe.encoding, recipe.model, recipe.row_length)
         choose(setup.kernel, frequencies=encoding.theta.to(ranks.device))
