@@ -108,7 +108,7 @@ def test_from_disk_everything_is_drawn_and_nothing_is_asked_for(browser, file):
     assert browser.requests == [file.as_uri()]
     for section in CHARTS:
         assert len(picture(browser, section)) > 500, section
-    assert text(browser, "#verdict .sentence").startswith("lerope is 0.0105 nats below rope (95 % interval")
+    assert text(browser, "#verdict .sentence").startswith("LeRoPE is 0.0105 nats below RoPE (95 % interval")
     assert "band 11, of 1,057 tokens per turn, 2.06 train lengths, varies most" in text(browser, "#bands")
     data = json.loads(browser.run("document.querySelector('#data').textContent"))
     assert len(run_names(browser)) == len(data["runs"]) > 12

@@ -234,7 +234,7 @@ def test_names_tell_runs_apart(tmp_path):
 def test_the_verdict_is_of_the_largest_rung_with_several_seeds(example):
     found = payload(collect([example]))
     assert (found["verdict"]["rung"], found["verdict"]["method"]) == ("52M", "lerope")
-    assert found["verdict"]["text"].startswith("lerope is 0.0105 nats below rope (95 % interval")
+    assert found["verdict"]["text"].startswith("LeRoPE is 0.0105 nats below RoPE (95 % interval")
     (effect,) = [e for e in found["comparison"]["effects"] if (e["rung"], e["method"]) == ("52M", "lerope")]
     assert effect["low"] < effect["difference"] < effect["high"] < 0
     assert {entry["method"] for entry in found["multipliers"]["multipliers"]} == {"lerope", "prope"}

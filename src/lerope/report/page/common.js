@@ -49,6 +49,37 @@ function keyed(host) {
   };
 }
 
+// A long list or table: its first rows and those that are kept, and a button for the rest.
+function folding(most = 10) {
+  const button = element("button", { type: "button", className: "control more" });
+  let open = false;
+  let rows = [];
+  let kept = () => false;
+  const show = () => {
+    const long = rows.length > most + 2;
+    let room = most - rows.filter(kept).length;
+    rows.forEach((row, at) => {
+      const away = long && !open && !kept(row, at) && room-- <= 0;
+      row.classList.toggle("folded", away);
+    });
+    button.hidden = !long;
+    button.textContent = open ? "Show fewer" : `Show all ${write.count(rows.length)}`;
+    button.setAttribute("aria-expanded", String(open));
+  };
+  button.addEventListener("click", () => {
+    open = !open;
+    show();
+  });
+  return {
+    button,
+    fill(nodes, keep = () => false) {
+      rows = [...nodes];
+      kept = keep;
+      show();
+    },
+  };
+}
+
 function titledPlot() {
   const plot = new Plot();
   const title = element("h3");

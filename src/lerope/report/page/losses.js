@@ -90,7 +90,7 @@ function fillThrough(host, plot) {
 }
 
 // Evaluations besides the usual one: texts from outside, other windows.
-function fillDocuments(host, table) {
+function fillDocuments(host, table, fold) {
   const found = shown().flatMap((run) =>
     run.evaluations.filter((one) => !one.usual).map((one) => ({ run, one, key: `${one.on}\n${one.fingerprint}` })),
   );
@@ -111,6 +111,7 @@ function fillDocuments(host, table) {
       ]),
     }),
   );
+  fold.fill(table.querySelectorAll("tbody tr"));
 }
 
 function buildLosses(host) {
@@ -123,13 +124,20 @@ function buildLosses(host) {
   const below = element("div", {}, element("h3", { className: "group" }, "Gap by position"), gap.whole);
   const gapNote = element("p", { className: "quiet" });
   const documents = element("div", { className: "scroll" });
-  const others = element("div", {}, element("h3", { className: "group" }, "On other documents"), documents);
+  const fold = folding();
+  const others = element(
+    "div",
+    {},
+    element("h3", { className: "group" }, "On other documents"),
+    documents,
+    fold.button,
+  );
   const legend = element("ul", { className: "legend" });
   const grid = element("div", { className: "grid" }, training.whole, validation.whole);
   for (const part of [middle, below, others]) part.style.marginTop = "2.4rem";
   host.append(legend, grid, note, middle, below, gapNote, others);
   return () => {
-    fillDocuments(others, documents);
+    fillDocuments(others, documents, fold);
     fillThrough(middle, through);
     const fill = (plot, title, field) => {
       const runs = shown().filter((run) => run[field].steps.length);

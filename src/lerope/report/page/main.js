@@ -39,8 +39,8 @@ const parts = [
   [
     "ablation",
     "Ablation",
-    "Without one band",
-    "How much the loss grows when a single band is left out of a trained model.",
+    "Without some bands",
+    "How much the loss grows when a band is left out of a trained model: each alone, and the slowest together.",
     buildAblation,
   ],
   ["needles", "Needles", "Needles", "A value hidden in long text, asked for at its end.", buildNeedles],
@@ -179,7 +179,7 @@ function build() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", setTheme);
   const made = page.data.made;
   document.getElementById("made").textContent = [
-    `Made ${made.date}`,
+    `Made ${write.date(made.date)} UTC`,
     `lerope ${made.lerope}`,
     made.commit && `commit ${made.commit.slice(0, 12)}`,
     `Python ${made.python}`,

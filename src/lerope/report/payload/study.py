@@ -35,7 +35,7 @@ def _missing(bundle: Bundle) -> Json:
         other = "lerope" if "rope" in methods else "rope"
         rest = f"--seed {run.recipe.seed} --data DATA"
         return {
-            "text": f"There is no verdict, because {next(iter(methods))} is the only encoding: train another.",
+            "text": f"There is no verdict, because {run.recipe.spec.label} is the only encoding: train another.",
             "command": f"lerope train {run.recipe.rung} --encoding {other} {rest}",
         }
     unscored = [files.run for files in bundle.runs if files.run.finished and "eval" not in files.results]
