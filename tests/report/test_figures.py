@@ -460,6 +460,28 @@ def test_one_run_has_one_panel_of_wavelengths(bundle):
     assert list(lines(axes)) == ["seed 42", "seed 43"]
 
 
+def test_no_panel_is_there_for_a_sentence(bundle):
+    """A half without data is not drawn, nor a figure that would show the paper alone or another figure again."""
+    one_rung = [files for files in bundle.runs if files.run.recipe.rung == "52M"]
+    with pytest.raises(style.Missing) as found:
+        BY_NAME["compute-multipliers"].draw(collect([files.run.path for files in one_rung]))
+    assert "two rungs" in found.value.text
+    without_positions = replace(bundle, runs=[RunFiles(files.run, {}) for files in bundle.runs])
+    assert len(BY_NAME["compute-multipliers"].draw(without_positions).axes) == 1
+    alone = BY_NAME["band-contributions"].draw(Bundle([run_of(bundle, "52M-lerope-42")]))
+    assert [axes.get_title() for axes in alone.axes] == ["LeRoPE, 52M"]
+
+
+def test_code_without_bands_is_one_panel_beside_text_and_nothing_on_its_own(bundle):
+    code = [files for files in bundle.runs if files.run.path.parent.name == "code"]
+    bare = [RunFiles(files.run, {}) for files in code]
+    with pytest.raises(style.Missing) as found:
+        BY_NAME["code"].draw(Bundle(bare))
+    assert found.value.command == "lerope analyze RUN --parts bands"
+    assert len(BY_NAME["code"].draw(Bundle([*bare, run_of(bundle, "52M-rope-42")])).axes) == 1
+    assert len(BY_NAME["code"].draw(Bundle(code)).axes) == 2
+
+
 def test_a_figure_without_inputs_is_written_only_if_it_is_asked_for(bundle, tmp_path):
     alone = Bundle([run_of(bundle, "52M-lerope-43")])
     (tmp_path / "code.png").write_text("of an earlier report")

@@ -5,9 +5,8 @@ from typing import Any
 from lerope.report.bands import dominant_band, num_pairs
 from lerope.report.collect import Bundle, RunFiles
 from lerope.report.curves import thinned
-from lerope.report.groups import main_study, matched, rung, train_length
+from lerope.report.groups import main_study, matched, method, rung, train_length
 from lerope.report.style import (
-    COLUMN,
     GUIDE,
     PAGE,
     SERIES,
@@ -16,7 +15,6 @@ from lerope.report.style import (
     letter,
     look,
     new_figure,
-    say,
     styled,
     thousands,
 )
@@ -44,18 +42,16 @@ _DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (3, 1, 1, 1)), (0, (5, 1))
 def draw(bundle: Bundle) -> Any:
     """A LeRoPE run beside a RoPE run."""
     measured = [files for files in main_study(bundle) if has_curves(files)]
-    pair = matched(measured, ("lerope", "rope"))
-    if not any(pair.values()):
+    pair = [files for files in matched(measured, ("lerope", "rope")).values() if files is not None]
+    if not pair:
         raise Missing("Contributions of bands were not measured", "lerope analyze RUN --parts bands")
     figure = new_figure(*_SIZE)
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, (name, files), mark in zip(panels, pair.items(), "ab", strict=True):
-        if files is None:
-            say(axes, f"No bands of a {look(name).label} run:\nlerope analyze RUN --parts bands", COLUMN)
-            continue
+    panels = figure.subplots(1, len(pair), sharey=True, squeeze=False)[0]
+    for axes, files, mark in zip(panels, pair, "ab", strict=False):
         draw_curves(axes, files)
-        letter(axes, mark)
-        axes.set_title(f"{look(name).label}, {rung(files)}", pad=4)
+        if len(pair) > 1:
+            letter(axes, mark)
+        axes.set_title(f"{look(method(files)).label}, {rung(files)}", pad=4)
         axes.set_ylabel("contribution to the logit")
         axes.yaxis.set_tick_params(labelleft=True)
     return figure
