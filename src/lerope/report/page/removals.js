@@ -39,7 +39,7 @@ function fillSlowest(host, plot, note) {
     y: {
       domain: [leastIncrease, 1.5 * Math.max(10 * leastIncrease, ...points.map((point) => point.y))],
       log: true,
-      title: "increase in loss, nats per token; 0.0001 and less at the bottom",
+      title: "increase in loss, nats per token",
       write: (value) => String(value),
     },
     rules: unique(suppressed.map((run) => run.slowest.suppressed)).map((count) => ({
@@ -83,7 +83,9 @@ function buildAblation(host) {
   const note = element("p", { className: "quiet" });
   const slowest = new Plot();
   const slowestNote = element("p", { className: "quiet" });
-  const below = element("div", {}, element("h3", { className: "group" }, "Without the slowest bands"), slowest.whole);
+  const heading = element("h3", { className: "group" }, "Without the slowest bands ");
+  heading.append(element("small", {}, "increases of 0.0001 and less lie at the bottom"));
+  const below = element("div", {}, heading, slowest.whole);
   below.style.marginTop = "2.4rem";
   host.append(controls, grid, note, below, slowestNote);
   const fill = keyed(grid);
