@@ -205,7 +205,19 @@ def test_contributions_show_the_dominant_band_and_few_others(bundle, drawn):
     # 511 distances of a row of 512, without the last sixteenth, which few pairs have.
     assert dominant[0].tolist() == list(range(1, 481))
     assert dominant[1] == pytest.approx(files.arrays(Bands)["mean"][band][1:481])
-    assert len(shown) == 6
+    assert len(shown) == 5
+    (shade,) = drawn["band-contributions"].axes[0].collections
+    mean, spread = (files.arrays(Bands)[name][band][1:481] for name in ("mean", "std"))
+    assert shade.get_datalim(drawn["band-contributions"].axes[0].transData).y0 == pytest.approx((mean - spread).min())
+
+
+def test_few_documents_are_smoothed_more_and_many_as_much_as_the_paper():
+    from lerope.report.figures.extrapolation import _deviation
+
+    assert _deviation(np.full(4096, 500.0), 2048) == 20
+    assert _deviation(np.full(1024, 10.0), 256) == 1024 / 40
+    assert _deviation(np.full(4096, 25.0), 2048) == 40
+    assert _deviation(np.full(8, 100_000.0), 4) == 0.5
 
 
 @pytest.mark.parametrize("name", ["gradient-phasors", "phasor-scales"])
@@ -241,7 +253,7 @@ def test_leave_one_out_bars_are_the_increases_and_the_papers_are_marked(bundle, 
 
 
 def test_a_printed_value_above_the_scale_is_said_and_not_in_the_legend(bundle):
-    """Axes to 0.15: 0.069 is drawn where it belongs, 0.762 at the upper end with its number."""
+    """Axes to 0.23: 0.069 is drawn where it belongs, 0.762 above all bars with its number."""
     files = run_of(bundle, "52M-lerope-42")
     result = files.result(Ablation)
     removals = [{**row, "increase": 0.14 if row["band"] == 11 else 0.01} for row in result.removals]
@@ -251,8 +263,14 @@ def test_a_printed_value_above_the_scale_is_said_and_not_in_the_legend(bundle):
     marks = {
         line.get_marker(): line.get_xydata()[0].tolist() for line in axes.get_lines() if line.get_color() == "0.55"
     }
-    assert marks == {"D": [26, 0.069], "^": [17, axes.get_ylim()[1]]}
-    assert axes.get_ylim()[1] < 0.2
+    assert marks["D"] == [26, 0.069]
+    highest = max(row["increase"] + row["standard_error"] for row in removals)
+    assert marks["^"][0] == 17
+    assert highest < marks["^"][1] < axes.get_ylim()[1] < 0.25
+    figure.draw_without_rendering()
+    note, title = (next(text for text in texts(figure) if word in text.get_text()) for word in ("0.762", "LeRoPE, 52M"))
+    assert axes.transData.inverted().transform(note.get_window_extent())[0][1] > highest
+    assert not note.get_window_extent().overlaps(title.get_window_extent())
     assert "paper, 2.52B: 0.762" in words(figure)
     assert figure.legends[0].get_texts()[-1].get_text() == "paper, 2.52B"
 

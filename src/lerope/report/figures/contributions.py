@@ -23,15 +23,16 @@ from lerope.results import Bands
 NAME = "band-contributions"
 TITLE = "What bands add to the logits, by distance"
 CAPTION = (
-    "Mean over documents, heads and layers of what a band adds to the attention logit at a distance; the shade is one "
-    "standard deviation between layers. Of the bands that turn slowly enough to be seen, the six that vary most are "
-    "shown; one that varies at least twice as much as any other is drawn in vermillion. Distances end where a row has "
-    "a sixteenth as many pairs as neighbours: beyond that, few pairs are left and their mean is noise."
+    "Mean over documents, heads and layers of what a band adds to the attention logit at a distance. Of the bands that "
+    "turn at most six times over a row, the five that vary most are shown; one that varies at least twice as much as "
+    "any other band is drawn in vermillion. The shade, around the one that varies most, is one standard deviation "
+    "between layers. Distances end where a row has a sixteenth as many pairs as neighbours: beyond that, few pairs are "
+    "left and their mean is noise."
 )
 _SIZE = (PAGE, 2.5)
-_MOST = 6
+_MOST = 5
 # Bands that turn more often over a row are a blur at this size.
-_TURNS = 12
+_TURNS = 6
 _MOST_POINTS = 600
 # Of the pairs that neighbours make.
 _ENOUGH = 1 / 16
@@ -78,7 +79,8 @@ def draw_curves(axes: Any, files: RunFiles) -> None:
         colour = VERMILLION if dominant else next(others)
         mean, spread = (arrays[name][band["band"]][distances] for name in ("mean", "std"))
         turn = "does not turn" if band["wavelength"] is None else f"λ = {_short(band['wavelength'])}"
-        axes.fill_between(distances, mean - spread, mean + spread, color=colour, alpha=0.15 if dominant else 0.1, lw=0)
+        if band is chosen[0]:
+            axes.fill_between(distances, mean - spread, mean + spread, color=colour, alpha=0.15, lw=0)
         axes.plot(
             distances,
             mean,
