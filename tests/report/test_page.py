@@ -137,6 +137,29 @@ def test_there_is_one_loss_a_run_and_it_says_what_it_is_of(browser, file):
 
 
 @in_browser
+def test_validation_in_training_says_what_it_reads(browser, file):
+    browser.open(file.as_uri())
+    data = json.loads(browser.run("document.querySelector('#data').textContent"))
+    (tokens,) = {run["provenance"]["recipe"]["validation_tokens"] for run in data["runs"]}
+    assert f"Validation in training, the first {tokens / 1e6:.3g}M tokens" in picture(browser, "losses")
+    assert "the first validation documents alone" in text(browser, "#losses .lead")
+
+
+@in_browser
+def test_still_bands_are_not_called_suppressed(browser, example, tmp_path):
+    data = payload(collect([example / "52M-lerope-42", example / "52M-prope-p0.75-42"]))
+    (still,) = [run for run in data["runs"] if run["method"] == "prope"]
+    still["frequencies"]["suppressedFrom"] = 24  # as `lerope analyze` says of it
+    file = tmp_path / "index.html"
+    file.write_text(render(data), encoding="utf-8")
+    browser.open(file.as_uri())
+    said = text(browser, "#frequencies")
+    assert "52M-lerope-42: bands from 12 on are suppressed" in said
+    assert "52M-prope-p0.75-42: 8 bands do not turn" in said
+    assert "52M-prope-p0.75-42: bands from" not in said
+
+
+@in_browser
 def test_the_gap_through_training_is_on_the_same_batches(browser, file):
     browser.open(file.as_uri() + "#runs=52M-lerope-42&runs=52M-rope-42&runs=52M-lerope-42-length1024")
     data = json.loads(browser.run("document.querySelector('#data').textContent"))
@@ -152,7 +175,9 @@ def test_the_gap_through_training_is_on_the_same_batches(browser, file):
 def test_texts_from_outside_are_shown_as_what_they_are(browser, file):
     browser.open(file.as_uri() + "#runs=52M-lerope-42")
     assert "essay.txt, windows of 512 tokens" in text(browser, "#losses")
-    assert "3.6995" in text(browser, "#losses")
+    cells = browser.run("[...document.querySelectorAll('#losses table')].at(-1).innerText.split(/[\\t\\n]+/)")
+    assert cells[cells.index("52M-lerope-42") + 1 :][:2] == ["3.6995", "\u22120.0098"]  # the gap to 52M-rope-42 on them
+    assert "less RoPE's" in cells
     browser.run("document.querySelectorAll('#provenance details').forEach((node) => { node.open = true; })")
     assert "loss on essay.txt, windows of 512 tokens" in text(browser, "#provenance")
     browser.open(file.as_uri() + "#runs=19M-lerope-42")

@@ -12,7 +12,7 @@ const parts = [
     "losses",
     "Losses",
     "Losses",
-    "Training loss is the mean over neighbouring steps. The gap through training is on the same batches, averaged over the eighth of steps before each; the gap by position is paired by seed and document, and the band around it is one standard error over documents.",
+    "Training loss is the mean over neighbouring steps. Validation in training reads the first validation documents alone, so it differs from the loss of a run above, which is over all that were scored. The gap through training is on the same batches, averaged over the eighth of steps before each; the gap by position is paired by seed and document, and the band around it is one standard error over documents.",
     buildLosses,
   ],
   [

@@ -12,7 +12,7 @@ function buildMultipliers(host) {
     const entries = (found?.multipliers ?? []).filter((entry) => isShown(null, entry.method));
     plot.whole.hidden = table.hidden = fold.button.hidden = !entries.length;
     host.closest("section").classList.toggle("empty", !entries.length);
-    const unscored = shown().filter((run) => !usual(run));
+    const unscored = shown().filter((run) => run.finished && !usual(run));
     quiet(
       note,
       !found
