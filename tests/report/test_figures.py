@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lerope.core.run import read_run
+from lerope.paper.numbers import PERPLEXITY
 from lerope.report import style
 from lerope.report.collect import Bundle, RunFiles, collect
 from lerope.report.curves import smooth
@@ -20,6 +21,7 @@ pytest.importorskip("matplotlib")
 
 BY_NAME = {figure.NAME: figure for figure in FIGURES}
 COMMANDS = {
+    "differences": "lerope eval RUN",
     "compute-multipliers": "lerope eval",
     "needle-distractors": "lerope needle RUN",
     "wavelengths": "lerope train RUNG --encoding lerope",
@@ -103,9 +105,12 @@ def test_text_is_inside_the_figure_and_large_enough(drawn, name):
             assert extent.y1 <= box.y1, text.get_text()
 
 
-@pytest.mark.parametrize("name", [name for name in BY_NAME if name != "gradient-phasors"])
+@pytest.mark.parametrize("name", [name for name in BY_NAME if name not in ("gradient-phasors", "differences")])
 def test_axes_with_data_say_what_they_show(drawn, name):
-    """Panels share labels, so that the figure as a whole has them along both directions; the complex plane has none."""
+    """Panels share labels, so that the figure as a whole has them along both directions.
+
+    The complex plane has none, and differences have a row for each method.
+    """
     figure = drawn[name]
     assert any(axes.get_xlabel() for axes in figure.axes) or figure.get_supxlabel()
     assert any(axes.get_ylabel() for axes in figure.axes) or figure.get_supylabel()
@@ -143,6 +148,34 @@ def test_arrays_that_are_gone_count_as_missing(bundle):
         with pytest.raises(style.Missing):
             BY_NAME[name].draw(Bundle([bare]))
     assert lines(BY_NAME["extrapolation"].draw(Bundle([bare])).axes[0])["LeRoPE"].shape == (2, 64)
+
+
+def test_differences_are_the_comparisons_with_the_interval_of_the_verdict(bundle, drawn):
+    (axes,) = drawn["differences"].axes
+    ours = [line for line in axes.get_lines() if line.get_color() != "0.55"]
+    dots = {line.get_ydata()[0]: line for line in ours if len(line.get_xdata()) == 1}
+    bars = {line.get_ydata()[0]: list(line.get_xdata()) for line in ours if len(set(line.get_xdata())) == 2}
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    for row, effect in enumerate(bundle.comparison.effects):
+        assert dots[row].get_xdata()[0] == effect["difference"]
+        several = effect["num_seeds"] > 1
+        low, high = ("both_low", "both_high") if several else ("documents_low", "documents_high")
+        assert bars[row] == [effect[low], effect[high]]
+        assert (dots[row].get_markerfacecolor() == "white") is not several
+        assert labels[row].startswith(effect["rung"])
+    paper = {
+        labels[round(line.get_ydata()[0] - 0.3)]: line.get_xdata()[0]
+        for line in axes.get_lines()
+        if line.get_color() == "0.55"
+    }
+    assert list(paper) == [
+        "52M, p-RoPE (1 seed)",
+        "52M, LeRoPE (3 seeds)",
+        "217M, p-RoPE (1 seed)",
+        "217M, LeRoPE (1 seed)",
+    ]
+    wanted = np.log(PERPLEXITY["lerope"][1] / PERPLEXITY["rope"][1])
+    assert paper["217M, LeRoPE (1 seed)"] == pytest.approx(wanted)
 
 
 def test_multipliers_stand_beside_the_papers(drawn):
@@ -398,7 +431,7 @@ def test_files_are_of_print_quality_and_the_same_every_time(bundle, tmp_path):
 
 
 def test_an_unknown_figure_is_one_sentence(tmp_path):
-    with pytest.raises(ValueError, match=r"figures must be some of compute-multipliers, .*; got 'nothing'"):
+    with pytest.raises(ValueError, match=r"figures must be some of differences, .*; got 'nothing'"):
         write_figures(Bundle([]), tmp_path, ["nothing"])
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from lerope.report.collect import Bundle, RunFiles
 from lerope.report.curves import Floats
 from lerope.report.groups import alike, group, main_study, method, seed
-from lerope.results import Evaluation, Extrapolation, Multipliers, Needle, Training
+from lerope.results import Evaluation, Extrapolation, MethodEffect, Multipliers, Needle, Training
 from lerope.scaling.multipliers import PIECEWISE
 from lerope.scaling.study import Losses, study
 
@@ -67,6 +67,13 @@ def beside_rope(runs: Sequence[RunFiles], every: Sequence[RunFiles]) -> tuple[fl
     if not paired:
         return mean_loss(runs), None
     return mean_loss(paired), mean_loss([rope[seed(files)] for files in paired])
+
+
+def interval(effect: MethodEffect) -> tuple[float, float]:
+    """The 95 % interval that a verdict states: over seeds and documents, or documents alone where there is one seed."""
+    if effect["both_low"] is not None and effect["both_high"] is not None:
+        return effect["both_low"], effect["both_high"]
+    return effect["documents_low"], effect["documents_high"]
 
 
 def scored(bundle: Bundle) -> dict[str, RunFiles]:

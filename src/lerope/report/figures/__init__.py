@@ -14,6 +14,7 @@ from lerope.report.collect import Bundle
 from lerope.report.figures import (
     code,
     contributions,
+    differences,
     extrapolation,
     frequency_history,
     learning_rates,
@@ -47,6 +48,7 @@ class Drawing(Protocol):
 FIGURES: list[Drawing] = [
     cast(Drawing, module)
     for module in (
+        differences,
         multipliers,
         needle,
         wavelengths,

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from lerope.report.collect import Bundle
 from lerope.report.curves import trailing
 from lerope.report.groups import method, same_batches
-from lerope.report.measured import GAP_SHARE, gap
+from lerope.report.measured import GAP_SHARE, gap, interval
 from lerope.report.payload.values import Json, curve, number, plain
-from lerope.results import Comparison, MethodEffect
+from lerope.results import Comparison
 
 _FEW_STEPS = 20
 
@@ -55,7 +55,7 @@ def comparison(found: Comparison | None) -> Json | None:
         return None
     effects = []
     for effect in found.effects:
-        low, high = _interval(effect)
+        low, high = interval(effect)
         effects.append({**plain(effect), "low": number(low), "high": number(high)})
     return {
         "baseline": found.baseline,
@@ -64,13 +64,6 @@ def comparison(found: Comparison | None) -> Json | None:
         "gains": plain(found.gains),
         "byPosition": plain(found.by_position),
     }
-
-
-def _interval(effect: MethodEffect) -> tuple[float, float]:
-    """Over seeds and documents where there are seeds."""
-    if effect["both_low"] is not None and effect["both_high"] is not None:
-        return effect["both_low"], effect["both_high"]
-    return effect["documents_low"], effect["documents_high"]
 
 
 def multipliers(bundle: Bundle) -> Json | None:
