@@ -156,7 +156,10 @@ def test_differences_are_the_comparisons_with_the_interval_of_the_verdict(bundle
     dots = {line.get_ydata()[0]: line for line in ours if len(line.get_xdata()) == 1}
     bars = {line.get_ydata()[0]: list(line.get_xdata()) for line in ours if len(set(line.get_xdata())) == 2}
     labels = [label.get_text() for label in axes.get_yticklabels()]
-    for row, effect in enumerate(bundle.comparison.effects):
+    methods = ["rope,base=500000", "prope", "lerope", "frozen"]
+    rungs = ["19M", "52M", "217M"]
+    listed = sorted(bundle.comparison.effects, key=lambda e: (rungs.index(e["rung"]), methods.index(e["method"])))
+    for row, effect in enumerate(listed):
         assert dots[row].get_xdata()[0] == effect["difference"]
         several = effect["num_seeds"] > 1
         low, high = ("both_low", "both_high") if several else ("documents_low", "documents_high")

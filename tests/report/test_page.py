@@ -248,8 +248,8 @@ def test_a_tick_changes_every_chart_at_once(browser, file):
 def test_the_verdict_stands_on_every_rung_and_on_every_method_of_its_own(browser, file):
     browser.open(file.as_uri() + "#runs=")
     rows = browser.run("[...document.querySelectorAll('#verdict svg text.strong')].map((node) => node.textContent)")
-    others = ["52M  p-RoPE", "52M  RoPE, base 500,000", "52M  Frozen"]
-    assert rows[1:] == ["19M  LeRoPE", "52M  LeRoPE", *others, "217M  LeRoPE"]
+    own = ["52M  RoPE, base 500,000", "52M  p-RoPE", "52M  LeRoPE", "52M  Frozen"]
+    assert rows[1:] == ["19M  LeRoPE", *own, "217M  LeRoPE"]
     assert rows[0].startswith("nats per token against RoPE")
     browser.click("#verdict summary")
     assert browser.run("document.querySelectorAll('#verdict tbody tr').length") == 8  # p-RoPE at all rungs too

@@ -5,7 +5,7 @@ from typing import Any
 from lerope.paper.numbers import RUNGS
 from lerope.paper.recomputed import losses as printed_losses
 from lerope.report.collect import Bundle
-from lerope.report.measured import interval
+from lerope.report.measured import effects, interval
 from lerope.report.style import PAGE, PAPER, Missing, look, method_label, new_figure, plain_methods, styled
 
 NAME = "differences"
@@ -28,12 +28,12 @@ def draw(bundle: Bundle) -> Any:
     if comparison is None or not comparison.effects:
         raise Missing("Two methods at one rung are needed, both evaluated", "lerope eval RUN ...")
     names = plain_methods((effect["method"] for effect in comparison.effects), _MOST)
-    effects = [effect for effect in comparison.effects if effect["method"] in names]
-    figure = new_figure(PAGE, _REST + _ROW * len(effects))
+    shown = [effect for effect in effects(comparison) if effect["method"] in names]
+    figure = new_figure(PAGE, _REST + _ROW * len(shown))
     axes = figure.subplots()
     printed = _printed() if comparison.baseline == "rope" else {}
     marked = False
-    for row, effect in enumerate(effects):
+    for row, effect in enumerate(shown):
         drawn, (low, high) = look(effect["method"], names), interval(effect)
         fill = drawn.colour if effect["num_seeds"] > 1 else "white"
         axes.plot([low, high], [row, row], color=drawn.colour, lw=1.4, solid_capstyle="butt")
@@ -43,10 +43,10 @@ def draw(bundle: Bundle) -> Any:
             axes.plot(value, row + 0.3, "D", color=PAPER, ms=3, zorder=1)
             marked = True
     axes.axvline(0, color="0.3", lw=0.8, zorder=0)
-    several = [f"{effect['num_seeds']} seed{'s' * (effect['num_seeds'] > 1)}" for effect in effects]
-    labels = [f"{e['rung']}, {look(e['method'], names).label} ({n})" for e, n in zip(effects, several, strict=True)]
-    axes.set_yticks(range(len(effects)), labels)
-    axes.set_ylim(len(effects) - 0.3, -0.6)
+    several = [f"{effect['num_seeds']} seed{'s' * (effect['num_seeds'] > 1)}" for effect in shown]
+    labels = [f"{e['rung']}, {look(e['method'], names).label} ({n})" for e, n in zip(shown, several, strict=True)]
+    axes.set_yticks(range(len(shown)), labels)
+    axes.set_ylim(len(shown) - 0.3, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.grid(axis="x")

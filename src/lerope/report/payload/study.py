@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from lerope.report.collect import Bundle
 from lerope.report.curves import trailing
 from lerope.report.groups import method, same_batches
-from lerope.report.measured import GAP_SHARE, gap, interval
+from lerope.report.measured import GAP_SHARE, effects, gap, interval
 from lerope.report.payload.values import Json, curve, number, plain
 from lerope.results import Comparison
 
@@ -17,9 +17,9 @@ def verdict(bundle: Bundle) -> Json:
     """The sentence at the top and what it rests on, or what has to be done for one."""
     if bundle.comparison is None or not bundle.comparison.effects:
         return {"text": None, "missing": _missing(bundle)}
-    effects = bundle.comparison.effects
-    wanted = bundle.comparison.reference or ("lerope" if any(e["method"] == "lerope" for e in effects) else None)
-    of_wanted = [effect for effect in effects if effect["method"] == wanted] or effects
+    found = effects(bundle.comparison)
+    wanted = bundle.comparison.reference or ("lerope" if any(e["method"] == "lerope" for e in found) else None)
+    of_wanted = [effect for effect in found if effect["method"] == wanted] or found
     # Rungs come in order of size: the largest that has several seeds says most, else the largest.
     main = max(enumerate(of_wanted), key=lambda item: (item[1]["num_seeds"] > 1, item[0]))[1]
     return {"text": main["verdict"], "rung": main["rung"], "method": main["method"], "missing": None}
@@ -53,14 +53,14 @@ def comparison(found: Comparison | None) -> Json | None:
     """Effects with the interval that the verdict states, gains, and the gap by position."""
     if found is None:
         return None
-    effects = []
-    for effect in found.effects:
+    listed = []
+    for effect in effects(found):
         low, high = interval(effect)
-        effects.append({**plain(effect), "low": number(low), "high": number(high)})
+        listed.append({**plain(effect), "low": number(low), "high": number(high)})
     return {
         "baseline": found.baseline,
         "reference": found.reference,
-        "effects": effects,
+        "effects": listed,
         "gains": plain(found.gains),
         "byPosition": plain(found.by_position),
     }

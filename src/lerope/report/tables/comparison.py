@@ -4,7 +4,7 @@ import math
 
 from lerope.paper import numbers as paper
 from lerope.report.collect import Bundle
-from lerope.report.measured import interval
+from lerope.report.measured import effects, interval
 from lerope.report.style import method_label, place
 from lerope.report.tables.table import OURS, PAPER, Cell, Column, Table
 from lerope.results import CapturedGain, Comparison
@@ -66,7 +66,7 @@ def differences(bundle: Bundle) -> Table:
     """Every method's loss less the baseline's, with what a verdict stands on."""
     rows: list[list[Cell]] = []
     comparison = bundle.comparison
-    for effect in comparison.effects if comparison is not None else ():
+    for effect in effects(comparison) if comparison is not None else ():
         counts: list[Cell] = [effect["num_seeds"], effect["num_documents"], effect["num_tokens"]]
         noise = {True: "yes", False: "no", None: "one seed"}[effect["beyond_noise"]]
         values: list[Cell] = [effect["loss"], effect["baseline_loss"], effect["difference"], *interval(effect)]
