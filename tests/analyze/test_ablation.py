@@ -7,14 +7,15 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from lerope.analyze.ablation import leave_one_out, paired_difference, remove_slowest
+from lerope.analyze.ablation import enough_tokens, leave_one_out, paired_difference, remove_slowest
 from lerope.analyze.subjects import OwnModel, Removal
 from lerope.analyze.targets import open_target
 from lerope.core.ladder import ModelConfig
 from lerope.core.run import read_run
 from lerope.core.signals import Stopped
 from lerope.data.shards import Corpus
-from lerope.evaluate.perplexity import EvalRequest
+from lerope.evaluate.documents import Documents, Texts
+from lerope.evaluate.perplexity import EvalRequest, select
 from lerope.model.init import init_weights
 from lerope.model.saved import load_model
 from lerope.model.transformer import Transformer
@@ -176,3 +177,32 @@ def test_goes_on_with_the_band_it_was_at(run, tmp_path, monkeypatch):
     assert None not in asked  # the whole model was scored before the stop
     assert Removal((0,), "contribution") not in asked
     assert Removal((7,), "frequency") in asked
+
+
+@pytest.mark.parametrize(
+    ("document", "length", "documents", "tokens"),
+    [
+        (20_000, 16_384, 32, 32 * 16_384),
+        (5_000, 2_048, 32, 65_536),
+        (501, 2_048, 66, 33_000),
+        (5_000, 256, 128, 32_768),
+    ],
+    ids=["long rows", "long documents", "short documents", "short rows"],
+)
+def test_by_default_an_error_rests_on_many_documents(document, length, documents, tokens):
+    texts = Texts([np.zeros(document, np.uint16)] * 200)
+    found = select(
+        Documents("texts", texts, "", 0, False),
+        length,
+        True,
+        enough_tokens(Documents("texts", texts, "", 0, False), length),
+    )
+    assert (len(found), sum(window.stop - window.start for window in found)) == (documents, tokens)
+
+
+def test_without_a_number_of_tokens_it_reads_the_default(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    target = open_target(tmp_path / "run", EvalRequest(device="cpu"))
+    got = leave_one_out(target, None, CPU)
+    assert got.settings["max_tokens"] == enough_tokens(target.documents, target.length)
+    assert got.num_documents == len(target.documents.source.lengths)

@@ -35,7 +35,7 @@ def test_a_study_as_tables_and_verdicts(tmp_path, capsys, wide):
     assert "217M: difference from rope by position" in text
     assert "compute at which rope reaches the same loss" in text
     assert "note: prope has no multipliers, because it has no run at 217M." in lines
-    assert sum("lerope is 0.0063 nats below rope (95 % interval" in line for line in lines) == 2
+    assert sum("LeRoPE is 0.0063 nats below RoPE (95 % interval" in line for line in lines) == 2
     assert "over 3 seeds and 59 documents): more than noise explains." in lines[-1]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lerope.core.run import read_run
+from lerope.paper.numbers import PERPLEXITY
 from lerope.report import style
 from lerope.report.collect import Bundle, RunFiles, collect
 from lerope.report.curves import smooth
@@ -20,6 +21,7 @@ pytest.importorskip("matplotlib")
 
 BY_NAME = {figure.NAME: figure for figure in FIGURES}
 COMMANDS = {
+    "differences": "lerope eval RUN",
     "compute-multipliers": "lerope eval",
     "needle-distractors": "lerope needle RUN",
     "wavelengths": "lerope train RUNG --encoding lerope",
@@ -104,9 +106,12 @@ def test_text_is_inside_the_figure_and_large_enough(drawn, name):
             assert extent.y1 <= box.y1, text.get_text()
 
 
-@pytest.mark.parametrize("name", [name for name in BY_NAME if name != "gradient-phasors"])
+@pytest.mark.parametrize("name", [name for name in BY_NAME if name not in ("gradient-phasors", "differences")])
 def test_axes_with_data_say_what_they_show(drawn, name):
-    """Panels share labels, so that the figure as a whole has them along both directions; the complex plane has none."""
+    """Panels share labels, so that the figure as a whole has them along both directions.
+
+    The complex plane has none, and differences have a row for each method.
+    """
     figure = drawn[name]
     assert any(axes.get_xlabel() for axes in figure.axes) or figure.get_supxlabel()
     assert any(axes.get_ylabel() for axes in figure.axes) or figure.get_supylabel()
@@ -144,6 +149,37 @@ def test_arrays_that_are_gone_count_as_missing(bundle):
         with pytest.raises(style.Missing):
             BY_NAME[name].draw(Bundle([bare]))
     assert lines(BY_NAME["extrapolation"].draw(Bundle([bare])).axes[0])["LeRoPE"].shape == (2, 64)
+
+
+def test_differences_are_the_comparisons_with_the_interval_of_the_verdict(bundle, drawn):
+    (axes,) = drawn["differences"].axes
+    ours = [line for line in axes.get_lines() if line.get_color() != "0.55"]
+    dots = {line.get_ydata()[0]: line for line in ours if len(line.get_xdata()) == 1}
+    bars = {line.get_ydata()[0]: list(line.get_xdata()) for line in ours if len(set(line.get_xdata())) == 2}
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    methods = ["rope,base=500000", "prope", "lerope", "frozen"]
+    rungs = ["19M", "52M", "217M"]
+    listed = sorted(bundle.comparison.effects, key=lambda e: (rungs.index(e["rung"]), methods.index(e["method"])))
+    for row, effect in enumerate(listed):
+        assert dots[row].get_xdata()[0] == effect["difference"]
+        several = effect["num_seeds"] > 1
+        low, high = ("both_low", "both_high") if several else ("documents_low", "documents_high")
+        assert bars[row] == [effect[low], effect[high]]
+        assert (dots[row].get_markerfacecolor() == "white") is not several
+        assert labels[row].startswith(effect["rung"])
+    paper = {
+        labels[round(line.get_ydata()[0] - 0.3)]: line.get_xdata()[0]
+        for line in axes.get_lines()
+        if line.get_color() == "0.55"
+    }
+    assert list(paper) == [
+        "52M, p-RoPE (1 seed)",
+        "52M, LeRoPE (3 seeds)",
+        "217M, p-RoPE (1 seed)",
+        "217M, LeRoPE (1 seed)",
+    ]
+    wanted = np.log(PERPLEXITY["lerope"][1] / PERPLEXITY["rope"][1])
+    assert paper["217M, LeRoPE (1 seed)"] == pytest.approx(wanted)
 
 
 def test_multipliers_stand_beside_the_papers(drawn):
@@ -206,7 +242,19 @@ def test_contributions_show_the_dominant_band_and_few_others(bundle, drawn):
     # 511 distances of a row of 512, without the last sixteenth, which few pairs have.
     assert dominant[0].tolist() == list(range(1, 481))
     assert dominant[1] == pytest.approx(files.arrays(Bands)["mean"][band][1:481])
-    assert len(shown) == 6
+    assert len(shown) == 5
+    (shade,) = drawn["band-contributions"].axes[0].collections
+    mean, spread = (files.arrays(Bands)[name][band][1:481] for name in ("mean", "std"))
+    assert shade.get_datalim(drawn["band-contributions"].axes[0].transData).y0 == pytest.approx((mean - spread).min())
+
+
+def test_few_documents_are_smoothed_more_and_many_as_much_as_the_paper():
+    from lerope.report.figures.extrapolation import _deviation
+
+    assert _deviation(np.full(4096, 500.0), 2048) == 20
+    assert _deviation(np.full(1024, 10.0), 256) == 1024 / 40
+    assert _deviation(np.full(4096, 25.0), 2048) == 40
+    assert _deviation(np.full(8, 100_000.0), 4) == 0.5
 
 
 @pytest.mark.parametrize("name", ["gradient-phasors", "phasor-scales"])
@@ -242,7 +290,7 @@ def test_leave_one_out_bars_are_the_increases_and_the_papers_are_marked(bundle, 
 
 
 def test_a_printed_value_above_the_scale_is_said_and_not_in_the_legend(bundle):
-    """Axes to 0.15: 0.069 is drawn where it belongs, 0.762 at the upper end with its number."""
+    """Axes to 0.23: 0.069 is drawn where it belongs, 0.762 above all bars with its number."""
     files = run_of(bundle, "52M-lerope-42")
     result = files.result(Ablation)
     removals = [{**row, "increase": 0.14 if row["band"] == 11 else 0.01} for row in result.removals]
@@ -252,8 +300,14 @@ def test_a_printed_value_above_the_scale_is_said_and_not_in_the_legend(bundle):
     marks = {
         line.get_marker(): line.get_xydata()[0].tolist() for line in axes.get_lines() if line.get_color() == "0.55"
     }
-    assert marks == {"D": [26, 0.069], "^": [17, axes.get_ylim()[1]]}
-    assert axes.get_ylim()[1] < 0.2
+    assert marks["D"] == [26, 0.069]
+    highest = max(row["increase"] + row["standard_error"] for row in removals)
+    assert marks["^"][0] == 17
+    assert highest < marks["^"][1] < axes.get_ylim()[1] < 0.25
+    figure.draw_without_rendering()
+    note, title = (next(text for text in texts(figure) if word in text.get_text()) for word in ("0.762", "LeRoPE, 52M"))
+    assert axes.transData.inverted().transform(note.get_window_extent())[0][1] > highest
+    assert not note.get_window_extent().overlaps(title.get_window_extent())
     assert "paper, 2.52B: 0.762" in words(figure)
     assert figure.legends[0].get_texts()[-1].get_text() == "paper, 2.52B"
 
@@ -381,7 +435,7 @@ def test_files_are_of_print_quality_and_the_same_every_time(bundle, tmp_path):
 
 
 def test_an_unknown_figure_is_one_sentence(tmp_path):
-    with pytest.raises(ValueError, match=r"figures must be some of compute-multipliers, .*; got 'nothing'"):
+    with pytest.raises(ValueError, match=r"figures must be some of differences, .*; got 'nothing'"):
         write_figures(Bundle([]), tmp_path, ["nothing"])
 
 
@@ -459,6 +513,28 @@ def test_one_run_has_one_panel_of_wavelengths(bundle):
     seeds = [run_of(bundle, f"52M-lerope-{seed}") for seed in (42, 43)]
     (axes,) = BY_NAME["wavelengths"].draw(Bundle(seeds)).axes
     assert list(lines(axes)) == ["seed 42", "seed 43"]
+
+
+def test_no_panel_is_there_for_a_sentence(bundle):
+    """A half without data is not drawn, nor a figure that would show the paper alone or another figure again."""
+    one_rung = [files for files in bundle.runs if files.run.recipe.rung == "52M"]
+    with pytest.raises(style.Missing) as found:
+        BY_NAME["compute-multipliers"].draw(collect([files.run.path for files in one_rung]))
+    assert "two rungs" in found.value.text
+    without_positions = replace(bundle, runs=[RunFiles(files.run, {}) for files in bundle.runs])
+    assert len(BY_NAME["compute-multipliers"].draw(without_positions).axes) == 1
+    alone = BY_NAME["band-contributions"].draw(Bundle([run_of(bundle, "52M-lerope-42")]))
+    assert [axes.get_title() for axes in alone.axes] == ["LeRoPE, 52M"]
+
+
+def test_code_without_bands_is_one_panel_beside_text_and_nothing_on_its_own(bundle):
+    code = [files for files in bundle.runs if files.run.path.parent.name == "code"]
+    bare = [RunFiles(files.run, {}) for files in code]
+    with pytest.raises(style.Missing) as found:
+        BY_NAME["code"].draw(Bundle(bare))
+    assert found.value.command == "lerope analyze RUN --parts bands"
+    assert len(BY_NAME["code"].draw(Bundle([*bare, run_of(bundle, "52M-rope-42")])).axes) == 1
+    assert len(BY_NAME["code"].draw(Bundle(code)).axes) == 2
 
 
 def test_a_figure_without_inputs_is_written_only_if_it_is_asked_for(bundle, tmp_path):

@@ -108,7 +108,7 @@ def test_from_disk_everything_is_drawn_and_nothing_is_asked_for(browser, file):
     assert browser.requests == [file.as_uri()]
     for section in CHARTS:
         assert len(picture(browser, section)) > 500, section
-    assert text(browser, "#verdict .sentence").startswith("lerope is 0.0105 nats below rope (95 % interval")
+    assert text(browser, "#verdict .sentence").startswith("LeRoPE is 0.0105 nats below RoPE (95 % interval")
     assert "band 11, of 1,057 tokens per turn, 2.06 train lengths, varies most" in text(browser, "#bands")
     data = json.loads(browser.run("document.querySelector('#data').textContent"))
     assert len(run_names(browser)) == len(data["runs"]) > 12
@@ -137,6 +137,29 @@ def test_there_is_one_loss_a_run_and_it_says_what_it_is_of(browser, file):
 
 
 @in_browser
+def test_validation_in_training_says_what_it_reads(browser, file):
+    browser.open(file.as_uri())
+    data = json.loads(browser.run("document.querySelector('#data').textContent"))
+    (tokens,) = {run["provenance"]["recipe"]["validation_tokens"] for run in data["runs"]}
+    assert f"Validation in training, the first {tokens / 1e6:.3g}M tokens" in picture(browser, "losses")
+    assert "the first validation documents alone" in text(browser, "#losses .lead")
+
+
+@in_browser
+def test_still_bands_are_not_called_suppressed(browser, example, tmp_path):
+    data = payload(collect([example / "52M-lerope-42", example / "52M-prope-p0.75-42"]))
+    (still,) = [run for run in data["runs"] if run["method"] == "prope"]
+    still["frequencies"]["suppressedFrom"] = 24  # as `lerope analyze` says of it
+    file = tmp_path / "index.html"
+    file.write_text(render(data), encoding="utf-8")
+    browser.open(file.as_uri())
+    said = text(browser, "#frequencies")
+    assert "52M-lerope-42: bands from 12 on are suppressed" in said
+    assert "52M-prope-p0.75-42: 8 bands do not turn" in said
+    assert "52M-prope-p0.75-42: bands from" not in said
+
+
+@in_browser
 def test_the_gap_through_training_is_on_the_same_batches(browser, file):
     browser.open(file.as_uri() + "#runs=52M-lerope-42&runs=52M-rope-42&runs=52M-lerope-42-length1024")
     data = json.loads(browser.run("document.querySelector('#data').textContent"))
@@ -152,7 +175,9 @@ def test_the_gap_through_training_is_on_the_same_batches(browser, file):
 def test_texts_from_outside_are_shown_as_what_they_are(browser, file):
     browser.open(file.as_uri() + "#runs=52M-lerope-42")
     assert "essay.txt, windows of 512 tokens" in text(browser, "#losses")
-    assert "3.6995" in text(browser, "#losses")
+    cells = browser.run("[...document.querySelectorAll('#losses table')].at(-1).innerText.split(/[\\t\\n]+/)")
+    assert cells[cells.index("52M-lerope-42") + 1 :][:2] == ["3.6995", "\u22120.0098"]  # the gap to 52M-rope-42 on them
+    assert "less RoPE's" in cells
     browser.run("document.querySelectorAll('#provenance details').forEach((node) => { node.open = true; })")
     assert "loss on essay.txt, windows of 512 tokens" in text(browser, "#provenance")
     browser.open(file.as_uri() + "#runs=19M-lerope-42")
@@ -210,12 +235,61 @@ def test_a_tick_changes_every_chart_at_once(browser, file):
     browser.click(box_of(browser, "52M-lerope-42"))
     assert "52M-lerope-42" not in ticked(browser)
     same = [section for section in CHARTS if picture(browser, section) == before[section]]
-    assert same == ["multipliers"]  # which are of methods, and 19M-lerope-42 is still there
-    browser.click(box_of(browser, "19M-lerope-42"))
+    # The verdict is of the whole study; multipliers are of methods, and 52M-lerope-43 is still there.
+    assert same == ["verdict", "multipliers"]
+    browser.click(box_of(browser, "52M-lerope-43"))
     assert picture(browser, "multipliers") != before["multipliers"]
-    for name in ("19M-lerope-42", "52M-lerope-42"):
+    for name in ("52M-lerope-43", "52M-lerope-42"):
         browser.click(box_of(browser, name))
     assert {section: picture(browser, section) for section in CHARTS} == before
+
+
+@in_browser
+def test_the_verdict_stands_on_every_rung_and_on_every_method_of_its_own(browser, file):
+    browser.open(file.as_uri() + "#runs=")
+    rows = browser.run("[...document.querySelectorAll('#verdict svg text.strong')].map((node) => node.textContent)")
+    own = ["52M  RoPE, base 500,000", "52M  p-RoPE", "52M  LeRoPE", "52M  Frozen"]
+    assert rows[1:] == ["19M  LeRoPE", *own, "217M  LeRoPE"]
+    assert rows[0].startswith("nats per token against RoPE")
+    browser.click("#verdict summary")
+    assert browser.run("document.querySelectorAll('#verdict tbody tr').length") == 8  # p-RoPE at all rungs too
+
+
+def visible(browser, selector):
+    return browser.run(
+        f"[...document.querySelectorAll({json.dumps(selector)})].filter((node) => node.checkVisibility()).length"
+    )
+
+
+@in_browser
+def test_long_tables_fold_and_open_and_keep_what_is_ticked(browser, file):
+    browser.open(file.as_uri())
+    number = len(run_names(browser))
+    rows = {"#runs tbody tr": 10, "#provenance details": 10, "#multipliers tbody tr": 2}
+    assert {selector: visible(browser, selector) for selector in rows} == rows
+    assert visible(browser, "#runs tbody input:checked") == len(ticked(browser)) == 6
+    assert text(browser, "#runs .more") == f"Show all {number}"
+    for section in ("runs", "provenance", "multipliers"):
+        browser.click(f"#{section} .more")
+        assert text(browser, f"#{section} .more") == "Show fewer"
+    assert visible(browser, "#runs tbody tr") == visible(browser, "#provenance details") == number
+    assert visible(browser, "#multipliers tbody tr") == 16
+    browser.click(box_of(browser, "217M-rope-42"))
+    browser.click("#runs .more")
+    assert visible(browser, "#runs tbody tr") == 10
+    assert visible(browser, "#runs tbody input:checked") == 7
+    browser.click(box_of(browser, "217M-rope-42"))  # and it does not vanish under the pointer
+    assert visible(browser, "#runs tbody tr") == 10
+
+
+@in_browser
+def test_the_slowest_bands_are_beside_the_single_ones(browser, file):
+    browser.open(file.as_uri() + "#runs=52M-lerope-42&runs=52M-rope-42")
+    browser.run("[...document.querySelectorAll('#ablation .plot')].at(-1).focus()")
+    for _ in range(3):
+        browser.press("ArrowRight")
+    assert tip(browser, "ablation").startswith("without the 3 slowest bands 52M-")
+    assert "20 suppressed" in picture(browser, "ablation")
 
 
 @in_browser
@@ -233,6 +307,7 @@ def test_the_key_ticks_too_and_a_dozen_is_the_most(browser, file):
     first = ticked(browser)[0]
     browser.click("#key button")
     assert first not in ticked(browser)
+    browser.click("#runs .more")
     for name in run_names(browser):
         if len(ticked(browser)) < 12 and name not in ticked(browser):
             browser.click(box_of(browser, name))
@@ -269,7 +344,12 @@ def test_a_link_shows_the_same_view(browser, file):
 @pytest.mark.parametrize("rest", ["#at=9&band=-1&theme=pink&runs=nobody&section=x", "#%%%", "#runs&at=&band=NaN"])
 def test_an_address_that_says_nonsense_is_no_harm(browser, file, rest):
     browser.open(file.as_uri() + rest)
-    assert text(browser, "#slider ~ output, .controls output") in ("100 % of training", "nothing here learns", "")
+    assert text(browser, "#slider ~ output, .controls output") in (
+        "100 % of training",
+        "step 3,840 of 3,840",
+        "nothing here learns",
+        "",
+    )
 
 
 @in_browser
@@ -349,7 +429,7 @@ def test_arrow_keys_read_charts(browser, file):
     browser.press("ArrowRight")
     browser.press("ArrowDown")
     assert tip(browser, "needles").startswith("512 tokens, 3 distractors, depth 0.1 exact")
-    assert text(browser, "#spoken").startswith("512 tokens, 3 distractors, depth 0.1, exact match 80 %")
+    assert text(browser, "#spoken").startswith("512 tokens, 3 distractors, depth 0.1, exact match 75 %")
     browser.press("Escape")
     assert tip(browser, "needles") == ""
     browser.run("document.querySelector('#bands .plot').focus()")
@@ -428,10 +508,12 @@ def test_on_paper_everything_is_open_and_nothing_can_be_pressed(browser, file):
     browser.open(file.as_uri())
     opened = "[...document.querySelectorAll('details.origin')].filter((node) => node.open).length"
     assert browser.run(opened) == 0
-    browser.run(f"addEventListener('beforeprint', () => {{ window.opened = {opened}; }})")
+    rows = "[...document.querySelectorAll('#runs tbody tr')].filter((node) => node.checkVisibility()).length"
+    browser.run(f"addEventListener('beforeprint', () => {{ window.opened = {opened}; window.rows = {rows}; }})")
     paper = browser.paper()
     assert paper.startswith(b"%PDF")
     assert browser.run("window.opened") == len(run_names(browser)) + 1
+    assert browser.run("window.rows") == len(run_names(browser)) > browser.run(rows)
     assert browser.run(opened) == 0
     browser.send("Emulation.setEmulatedMedia", media="print")
     browser.settle()
@@ -461,7 +543,7 @@ def test_a_run_that_is_called_a_script_stays_text(browser, example, tmp_path):
     assert browser.run("document.querySelectorAll('script').length") == 2
     assert SCRIPT in run_names(browser)
     assert all(SCRIPT in text(browser, selector) for selector in ("#key", "#losses", "#bands", "#notes", "#files"))
-    assert SCRIPT in browser.run("document.querySelector('#provenance summary').textContent")
+    assert SCRIPT in browser.run("document.querySelector('#provenance').textContent")
     link = browser.run("document.querySelector('#files a').getAttribute('href')")
     assert link == "figures/%3Cscript%3Ealert(1)%3C/script%3E.svg"
     browser.click(box_of(browser, SCRIPT))
@@ -589,7 +671,7 @@ def test_watch_gives_the_same_data_as_the_report_and_new_runs(training, example)
         assert {**found, "made": None, "live": None} == {**wanted, "made": None, "live": None}
         shutil.copytree(example / "52M-rope-43", run.parent / "52M-rope-43")
         found = json.loads(ask(server, "/data.json")[1])
-        assert [each["id"] for each in found["runs"]] == ["52M-lerope-42", "52M-rope-42", "52M-rope-43"]
+        assert [each["id"] for each in found["runs"]] == ["52M-rope-42", "52M-rope-43", "52M-lerope-42"]
         shutil.rmtree(run.parent)
         status, content = ask(server, "/data.json")
         assert (status, b"holds no run" in content) == (503, True)

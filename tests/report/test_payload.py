@@ -15,6 +15,7 @@ from lerope.report.curves import distance_edges
 from lerope.report.page import embedded
 from lerope.report.payload import payload, run_payload
 from lerope.report.payload.bands import MAX_DISTANCES
+from lerope.results import SlowestRemovals
 from tests.report.example import LENGTH, _Run, write_example
 from tests.train.runs import edit
 
@@ -234,11 +235,35 @@ def test_names_tell_runs_apart(tmp_path):
 def test_the_verdict_is_of_the_largest_rung_with_several_seeds(example):
     found = payload(collect([example]))
     assert (found["verdict"]["rung"], found["verdict"]["method"]) == ("52M", "lerope")
-    assert found["verdict"]["text"].startswith("lerope is 0.0105 nats below rope (95 % interval")
+    assert found["verdict"]["text"].startswith("LeRoPE is 0.0105 nats below RoPE (95 % interval")
     (effect,) = [e for e in found["comparison"]["effects"] if (e["rung"], e["method"]) == ("52M", "lerope")]
     assert effect["low"] < effect["difference"] < effect["high"] < 0
     assert {entry["method"] for entry in found["multipliers"]["multipliers"]} == {"lerope", "prope"}
     assert 0 < len(found["ticked"]) <= 12
+
+
+def test_runs_stand_by_size_encoding_and_seed_and_the_verdicts_are_ticked(example):
+    found = payload(collect([example]))
+    names = [run["id"] for run in found["runs"]]
+    study = [run for run in found["runs"] if any(one["usual"] for one in run["evaluations"])]
+    assert names[: len(study)] == [run["id"] for run in study]
+    assert [run["rung"] for run in study] == ["19M"] * 3 + ["52M"] * 9 + ["217M"] * 3
+    assert names[3:6] == ["52M-rope-42", "52M-rope-43", "52M-rope-44"]
+    assert {run["rung"] for run in found["runs"] if run["id"] in found["ticked"]} == {found["verdict"]["rung"]}
+    methods = {run["method"] for run in found["runs"] if run["id"] in found["ticked"]}
+    assert methods == {"rope", "rope,base=500000", "prope", "lerope", "frozen"}
+    assert found["ticked"] == [name for name in names if name in found["ticked"]]
+
+
+def test_the_slowest_bands_are_there_by_meaning(example, lerope):
+    result = SlowestRemovals.load(example / "52M-lerope-42" / "results" / "slowest.json")
+    assert lerope["slowest"]["numDocuments"] == result.num_documents
+    assert lerope["slowest"]["suppressed"] == 20
+    for meaning in ("contribution", "frequency"):
+        got = lerope["slowest"]["meanings"][meaning]
+        assert [row[0] for row in got] == list(range(1, 33))
+        wanted = [[row["increase"], row["standard_error"]] for row in result.rows(meaning)]
+        assert np.array([row[1:] for row in got]) == pytest.approx(np.array(wanted), rel=1e-3)
 
 
 def test_without_a_verdict_the_page_says_what_to_run(tmp_path):

@@ -45,6 +45,16 @@ def test_the_main_table_has_ours_over_the_seeds_that_all_methods_have_and_the_pa
     assert cell(table, ("p-RoPE", "ours"), "2.52B") is None
 
 
+def test_differences_have_the_interval_that_the_verdict_states(bundle, found):
+    table = found["differences"]
+    (effect,) = [each for each in bundle.comparison.effects if (each["rung"], each["method"]) == ("52M", "lerope")]
+    assert cell(table, ("52M", "LeRoPE"), "difference") == effect["difference"] == pytest.approx(-0.0105, abs=5e-4)
+    assert cell(table, ("52M", "LeRoPE"), "95 % from") == effect["both_low"]
+    assert cell(table, ("52M", "LeRoPE"), "more than noise") == "yes"
+    assert cell(table, ("217M", "LeRoPE"), "to") < 0
+    assert cell(table, ("217M", "LeRoPE"), "more than noise") == "one seed"
+
+
 def test_the_gain_of_frozen_frequencies(found):
     table = found["gain-captured"]
     assert "LeRoPE has over RoPE" in table.caption
@@ -149,7 +159,7 @@ def test_learning_rates_ladder_extrapolation_code_and_recipe(found):
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
 def test_without_runs_the_papers_values_stand_alone(make):
     table = make(Bundle([]))
-    assert bool(table.rows) == (table.name not in ("documents", "gap-by-position", "slowest-bands"))
+    assert bool(table.rows) == (table.name not in ("differences", "documents", "gap-by-position", "slowest-bands"))
     assert not any("ours" in str(cell) for row in table.rows for cell in row)
 
 

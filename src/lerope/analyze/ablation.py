@@ -17,7 +17,7 @@ from lerope.analyze.subjects import MEANINGS, Removal, Subject
 from lerope.analyze.targets import Target, mean_frequencies, wavelength
 from lerope.core.terminal import Display
 from lerope.data.packing import Piece
-from lerope.evaluate.documents import Source
+from lerope.evaluate.documents import Documents, Source
 from lerope.evaluate.measuring import Measurement
 from lerope.evaluate.perplexity import select
 from lerope.evaluate.work import in_batches
@@ -27,16 +27,20 @@ from lerope.train.rundir import provenance
 Floats = npt.NDArray[np.float64]
 
 FILE, SLOWEST_FILE = "ablation.json", "slowest.json"
+# What an error over documents needs, and what small differences need.
+NUM_DOCUMENTS, NUM_TOKENS = 32, 32_768
 
 
-def leave_one_out(target: Target, max_tokens: int, device: torch.device) -> Ablation:
+def leave_one_out(target: Target, max_tokens: int | None, device: torch.device) -> Ablation:
     """Scores a target whole and without each band, and writes `results/ablation.json`.
 
     If stopped, it resumes at the band it was at.
 
     Args:
-        max_tokens: score the first window of as many documents as it takes to reach this many tokens.
+        max_tokens: score the first window of as many documents as it takes to reach this many tokens; by default
+            32,768 and 32 documents.
     """
+    max_tokens = max_tokens or enough_tokens(target.documents, target.length)
     settings = _settings(target, max_tokens)
     measurement = target.measurement(Ablation, FILE, settings, device)
 
@@ -60,12 +64,13 @@ def leave_one_out(target: Target, max_tokens: int, device: torch.device) -> Abla
     return measurement.carry_out(measure)
 
 
-def remove_slowest(target: Target, max_tokens: int, device: torch.device) -> SlowestRemovals:
+def remove_slowest(target: Target, max_tokens: int | None, device: torch.device) -> SlowestRemovals:
     """Scores a target without its slowest bands, for every number of them, and writes `results/slowest.json`.
 
     Args:
         max_tokens: as in `leave_one_out`.
     """
+    max_tokens = max_tokens or enough_tokens(target.documents, target.length)
     settings = _settings(target, max_tokens)
     measurement = target.measurement(SlowestRemovals, SLOWEST_FILE, settings, device)
 
@@ -90,6 +95,16 @@ def remove_slowest(target: Target, max_tokens: int, device: torch.device) -> Slo
         return lambda: (SlowestRemovals(removals=rows, **scores.common(target, settings)), scores.arrays())
 
     return measurement.carry_out(measure)
+
+
+def enough_tokens(documents: Documents, length: int) -> int:
+    """Tokens that reach 32 documents, and 32,768 where documents are short.
+
+    Args:
+        length: of the windows, in tokens.
+    """
+    firsts = documents.source.lengths[:NUM_DOCUMENTS].astype(np.int64) - 1
+    return max(NUM_TOKENS, int(np.minimum(firsts, length).sum()))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lerope.analyze.ablation import Floats, paired_difference
+from lerope.analyze.ablation import NUM_DOCUMENTS, Floats, paired_difference
 from lerope.analyze.targets import Target, wavelength
 from lerope.core.checks import check_count
 from lerope.data.packing import Piece
@@ -37,14 +37,14 @@ class _Scored:
     by_position: Floats
 
 
-def set_back(target: Target, to: int | None, max_tokens: int, device: torch.device) -> Beyond:
+def set_back(target: Target, to: int | None, max_tokens: int | None, device: torch.device) -> Beyond:
     """Scores a run on long documents, with no extension, and writes `results/beyond.json`.
 
     If stopped, it resumes at the band it was at.
 
     Args:
         to: where documents are cut, four train lengths unless given; only those longer than the train length count.
-        max_tokens: score as many documents as it takes to reach this many tokens.
+        max_tokens: score as many documents as it takes to reach this many tokens; by default enough for 32.
     """
     if target.run is None:
         raise ValueError(f"parts: beyond is for runs of lerope; {target.name} is none: leave it out.")
@@ -52,6 +52,7 @@ def set_back(target: Target, to: int | None, max_tokens: int, device: torch.devi
     to = TIMES * length if to is None else to
     if check_count("to", to) <= length:
         raise ValueError(f"to must be above the train length of {length:,} tokens; got {to:,}.")
+    max_tokens = max_tokens or NUM_DOCUMENTS * to
     documents = target.documents
     settings = {
         "documents": documents.name,

@@ -33,7 +33,7 @@ class _Sizes:
     num_rows: int
     num_phasor_rows: int
     layer: int | None
-    max_tokens: int
+    max_tokens: int | None
     to: int | None
 
 
@@ -58,7 +58,7 @@ def analyze(
     rows: int = 64,
     phasor_rows: int = 4,
     layer: Annotated[int | None, arg(help_behavior_hint="")] = None,
-    max_tokens: int = 32_768,
+    max_tokens: Annotated[int | None, arg(help_behavior_hint="")] = None,
     length: Annotated[int | None, arg(help_behavior_hint="")] = None,
     to: Annotated[int | None, arg(help_behavior_hint="")] = None,
     data: Annotated[Path | None, arg(help_behavior_hint="")] = None,
@@ -84,7 +84,8 @@ def analyze(
         rows: documents to measure bands on.
         phasor_rows: documents to measure phasors on.
         layer: The only layer to measure phasors of; all by default.
-        max_tokens: tokens to score removals on, in first windows of documents.
+        max_tokens: Tokens to score removals on, in first windows of documents; by default 32,768, or more if 32
+            documents have more.
         length: Tokens per row; by default the train length, for Hugging Face models at most 2,048.
         to: For beyond, where longer documents are cut; by default four train lengths.
         data: A corpus other than the run's own, with the same tokenizer.
@@ -98,7 +99,8 @@ def analyze(
     if not runs:
         raise ValueError("name at least one run to analyze.")
     for field, value in (("rows", rows), ("phasor_rows", phasor_rows), ("max_tokens", max_tokens)):
-        check_count(field, value)
+        if value is not None:
+            check_count(field, value)
     request = EvalRequest(data=data, text=text, length=length, device=device)
     sizes = _Sizes(rows, phasor_rows, layer, max_tokens, to)
     # Only JSON goes to standard output, so progress goes elsewhere.

@@ -14,7 +14,8 @@ from lerope.launch.study import Command, PlannedRun, Study
 # bfloat16 peak: 19.5 of 312 and 67 of 989 TFLOP/s in NVIDIA's data sheets.
 FLOAT32_SLOWDOWN = 15
 ANALYZE_ROWS, ANALYZE_TOKENS = 64, 32_768
-"""What `lerope analyze` reads for bands, and for each removal of some, unless told otherwise."""
+"""What `lerope analyze` reads for bands, and for each removal of some, unless told otherwise; more for removals where
+32 documents have more."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ _OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "eval": {"--max-tokens": ("32768",)},
     "extrapolate": {"--max-tokens": ("32768",)},
     "needle": {"--samples": ("2",), "--distractors": ("1", "3")},
-    "analyze": {"--rows": ("4",), "--phasor-rows": ("1",), "--max-tokens": ("1000",)},
+    "analyze": {"--rows": ("4",), "--phasor-rows": ("1",), "--max-tokens": ("2048",)},
 }
 
 

@@ -8,7 +8,8 @@ import numpy as np
 from lerope.report.collect import Bundle, RunFiles
 from lerope.report.curves import Floats
 from lerope.report.groups import alike, group, main_study, method, seed
-from lerope.results import Evaluation, Extrapolation, Multipliers, Needle, Training
+from lerope.report.style import place
+from lerope.results import Comparison, Evaluation, Extrapolation, MethodEffect, Multipliers, Needle, Training
 from lerope.scaling.multipliers import PIECEWISE
 from lerope.scaling.study import Losses, study
 
@@ -67,6 +68,19 @@ def beside_rope(runs: Sequence[RunFiles], every: Sequence[RunFiles]) -> tuple[fl
     if not paired:
         return mean_loss(runs), None
     return mean_loss(paired), mean_loss([rope[seed(files)] for files in paired])
+
+
+def effects(comparison: Comparison) -> list[MethodEffect]:
+    """A comparison's effects by rung, the smallest first, and by method as figures and tables list them."""
+    rungs = list(dict.fromkeys(effect["rung"] for effect in comparison.effects))
+    return sorted(comparison.effects, key=lambda effect: (rungs.index(effect["rung"]), place(effect["method"])))
+
+
+def interval(effect: MethodEffect) -> tuple[float, float]:
+    """The 95 % interval that a verdict states: over seeds and documents, or documents alone where there is one seed."""
+    if effect["both_low"] is not None and effect["both_high"] is not None:
+        return effect["both_low"], effect["both_high"]
+    return effect["documents_low"], effect["documents_high"]
 
 
 def scored(bundle: Bundle) -> dict[str, RunFiles]:

@@ -17,6 +17,7 @@ _SCRIPTS = (
     "losses.js",
     "frequencies.js",
     "bands.js",
+    "removals.js",
     "needles.js",
     "extrapolation.js",
     "multipliers.js",

@@ -59,6 +59,9 @@ _SETTINGS: dict[str, Any] = {
     "pdf.fonttype": 42,
     "svg.hashsalt": "lerope",
     "savefig.facecolor": "white",
+    # Room around a figure, inches: on a dark page its paper is a card.
+    "figure.constrained_layout.w_pad": 0.07,
+    "figure.constrained_layout.h_pad": 0.07,
 }
 _METADATA: dict[str, dict[str, Any]] = {
     "pdf": {"Creator": "lerope", "Producer": None, "CreationDate": None},

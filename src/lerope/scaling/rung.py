@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lerope.core.encoding import EncodingSpec
 from lerope.results import CapturedGain, MethodEffect, PositionGap, RunLoss
 from lerope.results.token_losses import position_edges
 from lerope.scaling.evaluated import Evaluated
@@ -29,6 +30,10 @@ def verdict(method: str, baseline: str, measured: Effect, num_seeds: int, num_do
     if num_seeds == 1:
         return f"{claim} alone): more than these documents explain, but one seed says nothing about others."
     return f"{claim}): more than noise explains."
+
+
+def _label(method: str) -> str:
+    return EncodingSpec.parse(method).label
 
 
 def _beyond_noise(measured: Effect) -> bool | None:
@@ -153,7 +158,9 @@ class Rung:
                     "both_low": both.low if both else None,
                     "both_high": both.high if both else None,
                     "beyond_noise": _beyond_noise(measured),
-                    "verdict": verdict(method, self.baseline, measured, len(pairs.seeds), len(self.tokens)),
+                    "verdict": verdict(
+                        _label(method), _label(self.baseline), measured, len(pairs.seeds), len(self.tokens)
+                    ),
                 }
             )
         return found

@@ -15,6 +15,7 @@ from lerope.report.figures import (
     beyond,
     code,
     contributions,
+    differences,
     extrapolation,
     frequency_history,
     learning_rates,
@@ -48,6 +49,7 @@ class Drawing(Protocol):
 FIGURES: list[Drawing] = [
     cast(Drawing, module)
     for module in (
+        differences,
         multipliers,
         needle,
         wavelengths,

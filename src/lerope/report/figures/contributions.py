@@ -5,9 +5,8 @@ from typing import Any
 from lerope.report.bands import dominant_band, num_pairs
 from lerope.report.collect import Bundle, RunFiles
 from lerope.report.curves import thinned
-from lerope.report.groups import main_study, matched, rung, train_length
+from lerope.report.groups import main_study, matched, method, rung, train_length
 from lerope.report.style import (
-    COLUMN,
     GUIDE,
     PAGE,
     SERIES,
@@ -16,7 +15,6 @@ from lerope.report.style import (
     letter,
     look,
     new_figure,
-    say,
     styled,
     thousands,
 )
@@ -25,15 +23,16 @@ from lerope.results import Bands
 NAME = "band-contributions"
 TITLE = "What bands add to the logits, by distance"
 CAPTION = (
-    "Mean over documents, heads and layers of what a band adds to the attention logit at a distance; the shade is one "
-    "standard deviation between layers. Of the bands that turn slowly enough to be seen, the six that vary most are "
-    "shown; one that varies at least twice as much as any other is drawn in vermillion. Distances end where a row has "
-    "a sixteenth as many pairs as neighbours: beyond that, few pairs are left and their mean is noise."
+    "Mean over documents, heads and layers of what a band adds to the attention logit at a distance. Of the bands that "
+    "turn at most six times over a row, the five that vary most are shown; one that varies at least twice as much as "
+    "any other band is drawn in vermillion. The shade, around the one that varies most, is one standard deviation "
+    "between layers. Distances end where a row has a sixteenth as many pairs as neighbours: beyond that, few pairs are "
+    "left and their mean is noise."
 )
 _SIZE = (PAGE, 2.5)
-_MOST = 6
+_MOST = 5
 # Bands that turn more often over a row are a blur at this size.
-_TURNS = 12
+_TURNS = 6
 _MOST_POINTS = 600
 # Of the pairs that neighbours make.
 _ENOUGH = 1 / 16
@@ -44,18 +43,16 @@ _DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (3, 1, 1, 1)), (0, (5, 1))
 def draw(bundle: Bundle) -> Any:
     """A LeRoPE run beside a RoPE run."""
     measured = [files for files in main_study(bundle) if has_curves(files)]
-    pair = matched(measured, ("lerope", "rope"))
-    if not any(pair.values()):
+    pair = [files for files in matched(measured, ("lerope", "rope")).values() if files is not None]
+    if not pair:
         raise Missing("Contributions of bands were not measured", "lerope analyze RUN --parts bands")
     figure = new_figure(*_SIZE)
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, (name, files), mark in zip(panels, pair.items(), "ab", strict=True):
-        if files is None:
-            say(axes, f"No bands of a {look(name).label} run:\nlerope analyze RUN --parts bands", COLUMN)
-            continue
+    panels = figure.subplots(1, len(pair), sharey=True, squeeze=False)[0]
+    for axes, files, mark in zip(panels, pair, "ab", strict=False):
         draw_curves(axes, files)
-        letter(axes, mark)
-        axes.set_title(f"{look(name).label}, {rung(files)}", pad=4)
+        if len(pair) > 1:
+            letter(axes, mark)
+        axes.set_title(f"{look(method(files)).label}, {rung(files)}", pad=4)
         axes.set_ylabel("contribution to the logit")
         axes.yaxis.set_tick_params(labelleft=True)
     return figure
@@ -82,7 +79,8 @@ def draw_curves(axes: Any, files: RunFiles) -> None:
         colour = VERMILLION if dominant else next(others)
         mean, spread = (arrays[name][band["band"]][distances] for name in ("mean", "std"))
         turn = "does not turn" if band["wavelength"] is None else f"λ = {_short(band['wavelength'])}"
-        axes.fill_between(distances, mean - spread, mean + spread, color=colour, alpha=0.15 if dominant else 0.1, lw=0)
+        if band is chosen[0]:
+            axes.fill_between(distances, mean - spread, mean + spread, color=colour, alpha=0.15, lw=0)
         axes.plot(
             distances,
             mean,

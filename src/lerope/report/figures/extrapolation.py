@@ -15,11 +15,14 @@ NAME = "extrapolation"
 TITLE = "Loss beyond the train length"
 CAPTION = (
     "Loss by position, over documents that reach the end. a: naive (solid) and NTK-by-parts with YaRN's temperature "
-    "(dashed), smoothed with a Gaussian kernel of 20 tokens in 2,048. b: YaRN alone beyond the train length, smoothed "
-    "with 60. The dotted line is the train length. Of many methods only the plain are drawn; the table has all."
+    "(dashed), smoothed with a Gaussian kernel of 20 tokens in 2,048, or wider where documents are few. b: YaRN alone "
+    "beyond the train length, with a kernel three times as wide. The dotted line is the train length. Of many methods "
+    "only the plain are drawn; the table has all."
 )
 _SIZE = (PAGE, 2.6)
-_DEVIATIONS = (20 / 2048, 60 / 2048)
+_DEVIATION, _WIDER = 20 / 2048, 3
+# Losses of single tokens vary by nats: so many belong under a kernel, but it stays below a share of the positions.
+_ENOUGH, _WIDEST = 1000, 1 / 40
 _TEMPERATURE = 0.1
 _NAIVE, _YARN = "-", (0, (3, 1.5))
 _MOST = 4
@@ -49,12 +52,13 @@ def draw(bundle: Bundle) -> Any:
             if curve is None:
                 continue
             x, sums, counts, width = curve
-            values = smooth(sums, counts, max(_DEVIATIONS[0] * train / width, 0.5))
+            deviation = _deviation(counts, train / width)
+            values = smooth(sums, counts, deviation)
             label = drawn.label if way == "none" else None
             left.plot(x, values, **drawn.points, ls=line, lw=0.9, markevery=max(1, len(x) // 8), label=label)
             if way == "yarn":
                 beyond = x >= train
-                zoomed = smooth(sums[beyond], counts[beyond], max(_DEVIATIONS[1] * train / width, 0.5))
+                zoomed = smooth(sums[beyond], counts[beyond], _WIDER * deviation)
                 every = max(1, int(beyond.sum()) // 6)
                 right.plot(x[beyond], zoomed, **drawn.points, ls=line, markevery=every, label=drawn.label)
     left.axvline(train, color=GUIDE, ls=":", lw=0.9, zorder=0)
@@ -67,6 +71,12 @@ def draw(bundle: Bundle) -> Any:
         thousands(axes.xaxis)
     figure.legend(handles=handles, loc="outside upper center", ncols=7, columnspacing=1.2)
     return figure
+
+
+def _deviation(counts: Floats, train_points: float) -> float:
+    """Of the kernel, in points: a share of the train length, or what it takes to have enough tokens under it."""
+    enough = min(_ENOUGH / max(1.0, float(np.median(counts))), _WIDEST * len(counts))
+    return max(_DEVIATION * train_points, enough, 0.5)
 
 
 def _curve(files: RunFiles, result: Extrapolation, way: str) -> tuple[Floats, Floats, Floats, int] | None:

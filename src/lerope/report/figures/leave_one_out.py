@@ -17,7 +17,9 @@ CAPTION = (
     f"for its 2.52B model, {' and '.join(f'{value} for band {band}' for band, value in LEAVE_ONE_OUT.items())}; "
     "an arrow marks one that lies above the scale."
 )
-_WIDTH, _HEIGHTS = PAGE, {1: 2.1, 2: 3.5}
+_WIDTH, _HEIGHTS = PAGE, {1: 2.1, 2: 3.7}
+# Of an axis, for values that lie above it.
+_HEADROOM = 0.2
 _MEANINGS = (
     ("contribution", "its term of the logits is gone", VERMILLION, ""),
     ("frequency", "it does not turn", SKY, "////"),
@@ -80,6 +82,8 @@ def _bars(axes: Any, files: RunFiles) -> None:
 def _printed(axes: Any, last: int) -> None:
     """The paper's values for bands that exist: those within the scale as they are, others at its upper end."""
     low, high = axes.get_ylim()
+    if any(value > high for band, value in LEAVE_ONE_OUT.items() if band <= last):
+        high += _HEADROOM * (high - low)
     label = "paper, 2.52B"
     for band, value in LEAVE_ONE_OUT.items():
         if band > last:
@@ -88,7 +92,8 @@ def _printed(axes: Any, last: int) -> None:
             axes.plot(band, value, "D", color=PAPER, ms=4, label=label, zorder=5)
             label = "_one entry in the legend"
             continue
-        axes.plot(band, high, "^", color=PAPER, ms=5, clip_on=False, zorder=5)
+        above = high - 0.4 * _HEADROOM * (high - low)
+        axes.plot(band, above, "^", color=PAPER, ms=5, zorder=5)
         note = f"paper, 2.52B: {value:g}"
-        axes.annotate(note, (band, high), (5, -1), textcoords="offset points", va="top", fontsize=7, color="0.4")
+        axes.annotate(note, (band, above), (5, 0), textcoords="offset points", va="center", fontsize=7, color="0.4")
     axes.set_ylim(low, high)

@@ -19,7 +19,6 @@ from lerope.report.style import (
     look,
     new_figure,
     plain_methods,
-    say,
     styled,
 )
 from lerope.scaling.multipliers import compute_multipliers
@@ -32,10 +31,9 @@ CAPTION = (
     "smoothed with a Gaussian kernel of 30 tokens in 2,048; below zero the method is better. Of many methods only the "
     "plain are drawn; the tables `compute-multipliers` and `gap-by-position` have all."
 )
-_SIZE = (PAGE, 2.7)
+_HEIGHT = 2.7
 _DEVIATION = 30 / 2048
 _MOST = 5
-_EVAL = "lerope eval RUN ..."
 
 
 @styled
@@ -43,20 +41,24 @@ def draw(bundle: Bundle) -> Any:
     """Both panels, with one legend."""
     points, gaps = piecewise(bundle), _largest_gaps(bundle)
     names = plain_methods([*points, *gaps], _MOST)
-    if not names:
-        raise Missing("Two methods must be evaluated, at two rungs for multipliers", _EVAL)
-    figure = new_figure(*_SIZE)
-    left, right = figure.subplots(1, 2)
+    if not points:
+        raise Missing("Two methods must be evaluated at two rungs or more", "lerope eval RUN ...")
+    figure = new_figure(PAGE if gaps else COLUMN, _HEIGHT)
+    panels = figure.subplots(1, 2 if gaps else 1, squeeze=False)[0]
+    left = panels[0]
     _multipliers(left, {name: points[name] for name in names if name in points}, names)
-    _gaps(right, {name: gaps[name] for name in names if name in gaps}, names)
+    if gaps:
+        _gaps(panels[1], {name: gaps[name] for name in names if name in gaps}, names)
+        letter(left, "a")
+        letter(panels[1], "b")
     if others := len({*points, *gaps} - set(names)):
         left.plot([], [], ls="", label=f"and {others} more in the tables")
-    letter(left, "a")
-    letter(right, "b")
     entries = {
-        label: handle for axes in (right, left) for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        label: handle
+        for axes in reversed(panels)
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=4)
+    figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=4 if gaps else 2)
     return figure
 
 
@@ -74,16 +76,10 @@ def _multipliers(axes: Any, points: dict[str, list[tuple[str, float, float]]], n
         )
     axes.axhline(1, color=GUIDE, lw=0.6, zorder=0)
     axes.set(xscale="log", xlabel="training compute C = 6 N D (FLOPs)", ylabel="compute multiplier against RoPE")
-    if not points:
-        note = "ours: evaluate runs of two rungs\nand two methods (lerope eval)"
-        axes.text(0.98, 0.97, note, transform=axes.transAxes, ha="right", va="top", fontsize=7, color="0.35")
     axes.margins(y=0.12)
 
 
 def _gaps(axes: Any, gaps: dict[str, tuple[Floats, Floats]], names: list[str]) -> None:
-    if not gaps:
-        say(axes, f"The gap by position needs RoPE and another method at one rung:\n{_EVAL}", COLUMN)
-        return
     for at, (name, (sums, counts)) in enumerate(gaps.items()):
         curve = smooth(sums, counts, max(1.0, _DEVIATION * len(sums)))
         # Markers of methods lie beside each other, because that is how lines are told apart without colour.

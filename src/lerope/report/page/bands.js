@@ -1,4 +1,4 @@
-// What trained bands do: contributions by distance, gradient phasors, and the loss without one of them.
+// What trained bands do: contributions by distance, and gradient phasors.
 
 function dominantSentence(run) {
   const { dominantBand, dominantWavelength, dominance } = run.bands;
@@ -113,7 +113,7 @@ function buildPhasors(host) {
     const band = Math.min(
       most,
       page.state.band ??
-        runs.map((run) => run.bands?.dominantBand).find((value) => value !== null && value !== undefined) ??
+        (runs.find((run) => run.bands?.standsOut) ?? runs.find((run) => run.bands))?.bands.dominantBand ??
         0,
     );
     slider.max = String(most);
@@ -169,101 +169,6 @@ function buildPhasors(host) {
               write.digits(value),
               write.digits(coherence[at]),
               write.angle(direction[at]),
-            ]),
-          }),
-        });
-      },
-    );
-  }
-}
-
-function buildAblation(host) {
-  const meaning = choice(
-    "meaning",
-    "Left out",
-    [
-      ["contribution", "the band's term of the logits"],
-      ["frequency", "its turning"],
-    ],
-    fillIn,
-  );
-  const controls = element("div", { className: "controls" }, meaning.node);
-  const grid = element("div", { className: "grid" });
-  const note = element("p", { className: "quiet" });
-  host.append(controls, grid, note);
-  const fill = keyed(grid);
-  return fillIn;
-
-  function fillIn() {
-    const runs = shown().filter((run) => run.ablation?.meanings[page.state.meaning]);
-    nothing(
-      note,
-      (run) => run.ablation,
-      (some) => `lerope analyze ${paths(some)} --parts ablation`,
-    );
-    controls.hidden = !shown().some((run) => run.ablation);
-    meaning.fill(page.state.meaning);
-    if (!runs.length) return fill([], null, null);
-    const bars_ = (run) => run.ablation.meanings[page.state.meaning];
-    const domain = padded(
-      extent(
-        runs.flatMap((run) =>
-          bars_(run).flatMap(([, increase, error]) => [increase + (error ?? 0), increase - (error ?? 0), 0]),
-        ),
-      ),
-    );
-    fill(
-      runs.map((run) => ({ key: run.id, run })),
-      titledPlot,
-      ({ plot, title }, { run }) => {
-        runTitle(
-          title,
-          run,
-          `loss ${write.loss(run.ablation.loss)} over ${write.count(run.ablation.numDocuments)} documents`,
-        );
-        const found = bars_(run);
-        plot.show({
-          chart: bars,
-          label: `Loss of ${run.id} without one band less the loss of the whole model.`,
-          height: 240,
-          across: true,
-          x: {
-            domain: [Math.min(...found.map(([band]) => band)) - 0.6, Math.max(...found.map(([band]) => band)) + 0.6],
-            title: "band, fast to slow",
-            write: (value) => String(value),
-          },
-          y: { domain, title: "increase in loss, nats per token" },
-          series: [
-            {
-              color: look(run).color,
-              points: found.map(([band, increase, error, wavelength]) => ({
-                x: band,
-                y: increase,
-                low: error === null ? null : increase - error,
-                high: error === null ? null : increase + error,
-                error,
-                wavelength,
-                strong: run.bands?.standsOut && band === run.bands.dominantBand,
-              })),
-            },
-          ],
-          tell: ({ point }) => ({
-            title: `without band ${point.x}`,
-            lines: [
-              {
-                name: "loss",
-                value: write.signed(point.y) + (point.error === null ? "" : ` ± ${write.loss(point.error)}`),
-              },
-              { name: "wavelength", value: write.tokens(point.wavelength) },
-            ],
-          }),
-          table: () => ({
-            head: ["band", "wavelength", "increase", "standard error"],
-            rows: found.map(([band, increase, error, wavelength]) => [
-              band,
-              write.tokens(wavelength),
-              write.signed(increase),
-              error === null ? "–" : write.loss(error),
             ]),
           }),
         });

@@ -211,7 +211,7 @@ function forest(specification, width) {
   const scale = makeScale(x.domain, [left, width - 14], false);
   const drawing = [];
   const targets = [];
-  for (const value of scale.ticks(Math.max(2, Math.floor((width - left) / 90))))
+  for (const value of scale.ticks(Math.max(3, Math.floor((width - left) / 90))))
     drawing.push(
       shape("line", { x1: scale(value), x2: scale(value), y1: 0, y2: bottom, class: "axis" }),
       shape("text", { x: scale(value), y: bottom + 18, "text-anchor": "middle" }, x.write(value)),

@@ -49,6 +49,38 @@ function keyed(host) {
   };
 }
 
+// A long list or table: its first rows and those that are kept, and a button for the rest. What is there stays there.
+function folding(most = 10) {
+  const button = element("button", { type: "button", className: "control more" });
+  let open = false;
+  let rows = [];
+  let kept = () => false;
+  let seen = new WeakSet();
+  const show = () => {
+    const long = rows.length > most + 2;
+    const stays = (row, at) => open || seen.has(row) || kept(row, at);
+    let room = most - rows.filter(stays).length;
+    for (const row of rows.filter((one, at) => !long || stays(one, at) || room-- > 0)) seen.add(row);
+    for (const row of rows) row.classList.toggle("folded", !seen.has(row));
+    button.hidden = !long;
+    button.textContent = open ? "Show fewer" : `Show all ${write.count(rows.length)}`;
+    button.setAttribute("aria-expanded", String(open));
+  };
+  button.addEventListener("click", () => {
+    open = !open;
+    seen = new WeakSet();
+    show();
+  });
+  return {
+    button,
+    fill(nodes, keep = () => false) {
+      rows = [...nodes];
+      kept = keep;
+      show();
+    },
+  };
+}
+
 function titledPlot() {
   const plot = new Plot();
   const title = element("h3");

@@ -22,6 +22,7 @@ function buildExtrapolation(host) {
   const controls = element("div", { className: "controls" }, selection.node);
   const legend = element("ul", { className: "legend" });
   const grid = element("div", { className: "grid" });
+  const cut = element("p", { className: "quiet" });
   const table = element("div", { className: "scroll" });
   const note = element("p", { className: "quiet" });
   const heading = element("h3", { className: "group" });
@@ -33,7 +34,7 @@ function buildExtrapolation(host) {
     whole,
   );
   heading.style.marginTop = "2rem";
-  host.append(controls, legend, grid, heading, table, more, note);
+  host.append(controls, legend, grid, cut, heading, table, more, note);
   const fill = keyed(grid);
   return fillIn;
 
@@ -44,7 +45,7 @@ function buildExtrapolation(host) {
       (run) => run.extrapolation,
       (some) => `lerope extrapolate ${paths(some)} --to ${2 * (some[0].trainLength ?? 2048)}`,
     );
-    controls.hidden = legend.hidden = heading.hidden = table.hidden = more.hidden = !runs.length;
+    controls.hidden = legend.hidden = cut.hidden = heading.hidden = table.hidden = more.hidden = !runs.length;
     if (!runs.length) return fill([], null, null);
     const there = unique(runs.flatMap((run) => run.extrapolation.ways.map((way) => way.selection)));
     const chosen = there.includes(page.state.selection) ? page.state.selection : there[0];
@@ -68,6 +69,7 @@ function buildExtrapolation(host) {
       .sort((a, b) => a - b);
     const top = values.length ? Math.min(values.at(-1), values[Math.floor(0.97 * (values.length - 1))] * 1.08) : 1;
     const domain = values.length ? padded([values[0], top]) : [0, 1];
+    quiet(cut, values.at(-1) > top ? "Lines that leave a chart go on above it; the data has every value." : null);
     fill(
       runs.filter((run) => ways(run).some((way) => way.loss.length)).map((run) => ({ key: run.id, run })),
       titledPlot,

@@ -148,7 +148,9 @@ function buildFrequencies(host) {
     const sentences = [];
     for (const run of runs) {
       const still = run.frequencies.wavelengths[now.get(run.id)].filter((value) => value === null).length;
-      if (run.frequencies.suppressedFrom !== null)
+      // Bands that were never to turn are said to be still, not suppressed.
+      const last = run.frequencies.wavelengths.at(-1);
+      if (run.frequencies.suppressedFrom !== null && last[run.frequencies.suppressedFrom] !== null)
         sentences.push(
           `${run.id}: bands from ${run.frequencies.suppressedFrom} on are suppressed, slowed until they hardly turn within a row.`,
         );

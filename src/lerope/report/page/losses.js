@@ -89,8 +89,20 @@ function fillThrough(host, plot) {
   });
 }
 
+const baselineMethod = () => page.data.comparison?.baseline ?? "rope";
+
+// A run's loss on some documents less that of the baseline of its size and seed, where that was scored on them too.
+function againstBaseline(run, one) {
+  const baseline = baselineMethod();
+  const other = page.data.runs
+    .filter((base) => base.method === baseline && base.rungs[1] === run.rungs[1] && base.seed === run.seed)
+    .flatMap((base) => base.evaluations)
+    .find((found) => found.on === one.on && found.fingerprint === one.fingerprint);
+  return run.method === baseline || !other || one.loss === null || other.loss === null ? null : one.loss - other.loss;
+}
+
 // Evaluations besides the usual one: texts from outside, other windows.
-function fillDocuments(host, table) {
+function fillDocuments(host, table, fold) {
   const found = shown().flatMap((run) =>
     run.evaluations.filter((one) => !one.usual).map((one) => ({ run, one, key: `${one.on}\n${one.fingerprint}` })),
   );
@@ -98,12 +110,22 @@ function fillDocuments(host, table) {
   found.sort((a, b) => (a.key < b.key ? -1 : a.key > b.key ? 1 : 0));
   table.replaceChildren(
     tableOf({
-      head: ["documents", "run", "loss", "perplexity", "bits/byte", "number", "tokens"],
+      head: [
+        "documents",
+        "run",
+        "loss",
+        `less ${page.data.methods[baselineMethod()]?.label ?? "RoPE"}'s`,
+        "perplexity",
+        "bits/byte",
+        "number",
+        "tokens",
+      ],
       numeric: 2,
       rows: found.map(({ run, one }) => [
         one.on,
         run.id,
         write.loss(one.loss),
+        write.signed(againstBaseline(run, one)),
         write.fixed(one.perplexity, 3),
         write.loss(one.bits_per_byte),
         write.count(one.num_documents),
@@ -111,6 +133,7 @@ function fillDocuments(host, table) {
       ]),
     }),
   );
+  fold.fill(table.querySelectorAll("tbody tr"));
 }
 
 function buildLosses(host) {
@@ -123,13 +146,20 @@ function buildLosses(host) {
   const below = element("div", {}, element("h3", { className: "group" }, "Gap by position"), gap.whole);
   const gapNote = element("p", { className: "quiet" });
   const documents = element("div", { className: "scroll" });
-  const others = element("div", {}, element("h3", { className: "group" }, "On other documents"), documents);
+  const fold = folding();
+  const others = element(
+    "div",
+    {},
+    element("h3", { className: "group" }, "On other documents"),
+    documents,
+    fold.button,
+  );
   const legend = element("ul", { className: "legend" });
   const grid = element("div", { className: "grid" }, training.whole, validation.whole);
   for (const part of [middle, below, others]) part.style.marginTop = "2.4rem";
   host.append(legend, grid, note, middle, below, gapNote, others);
   return () => {
-    fillDocuments(others, documents);
+    fillDocuments(others, documents, fold);
     fillThrough(middle, through);
     const fill = (plot, title, field) => {
       const runs = shown().filter((run) => run[field].steps.length);
@@ -138,7 +168,9 @@ function buildLosses(host) {
     };
     legend.replaceChildren(...shown().map((run) => element("li", {}, swatch(look(run)), run.id)));
     fill(training, "Training loss", "training");
-    fill(validation, "Validation loss in training", "validation");
+    const tokens = unique(shown().map((run) => run.provenance.recipe.validation_tokens));
+    const some = tokens.length === 1 ? `the first ${write.short(tokens[0])} tokens` : "the first tokens";
+    fill(validation, `Validation in training, ${some}`, "validation");
     nothing(
       note,
       (run) => run.training.steps.length,

@@ -12,7 +12,7 @@ const parts = [
     "losses",
     "Losses",
     "Losses",
-    "Training loss is the mean over neighbouring steps. The gap through training is on the same batches, averaged over the eighth of steps before each; the gap by position is paired by seed and document, and the band around it is one standard error over documents.",
+    "Training loss is the mean over neighbouring steps. Validation in training reads the first validation documents alone, so it differs from the loss of a run above, which is over all that were scored. The gap through training is on the same batches, averaged over the eighth of steps before each; the gap by position is paired by seed and document, and the band around it is one standard error over documents.",
     buildLosses,
   ],
   [
@@ -39,8 +39,8 @@ const parts = [
   [
     "ablation",
     "Ablation",
-    "Without one band",
-    "How much the loss grows when a single band is left out of a trained model.",
+    "Without some bands",
+    "How much the loss grows when a band is left out of a trained model: each alone, and the slowest together.",
     buildAblation,
   ],
   ["needles", "Needles", "Needles", "A value hidden in long text, asked for at its end.", buildNeedles],
@@ -179,7 +179,7 @@ function build() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", setTheme);
   const made = page.data.made;
   document.getElementById("made").textContent = [
-    `Made ${made.date}`,
+    `Made ${write.date(made.date)} UTC`,
     `lerope ${made.lerope}`,
     made.commit && `commit ${made.commit.slice(0, 12)}`,
     `Python ${made.python}`,

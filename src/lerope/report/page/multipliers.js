@@ -5,13 +5,14 @@ function buildMultipliers(host) {
   const table = element("div", { className: "scroll" });
   const note = element("p", { className: "quiet" });
   table.style.marginTop = "1.4rem";
-  host.append(plot.whole, table, note);
+  const fold = folding(0);
+  host.append(plot.whole, table, fold.button, note);
   return () => {
     const found = page.data.multipliers;
     const entries = (found?.multipliers ?? []).filter((entry) => isShown(null, entry.method));
-    plot.whole.hidden = table.hidden = !entries.length;
+    plot.whole.hidden = table.hidden = fold.button.hidden = !entries.length;
     host.closest("section").classList.toggle("empty", !entries.length);
-    const unscored = shown().filter((run) => !usual(run));
+    const unscored = shown().filter((run) => run.finished && !usual(run));
     quiet(
       note,
       !found
@@ -67,8 +68,10 @@ function buildMultipliers(host) {
     });
     const computes = unique(entries.map((entry) => entry.compute)).sort((a, b) => a - b);
     const heading = (compute) => entries.find((entry) => entry.compute === compute).rung ?? compute.toExponential(2);
-    const rows = unique(entries.map((entry) => `${entry.method}\n${entry.estimator}`)).map((key) => {
-      const [method, by] = key.split("\n");
+    const estimators = unique(entries.map((entry) => entry.estimator));
+    const pairs = estimators.flatMap((by) => methods.map((method) => [method, by]));
+    const some = pairs.filter(([method, by]) => entries.some((one) => one.method === method && one.estimator === by));
+    const rows = some.map(([method, by]) => {
       return [
         methodLabel(method),
         by,
@@ -81,5 +84,7 @@ function buildMultipliers(host) {
       ];
     });
     table.replaceChildren(tableOf({ head: ["method", "estimator", ...computes.map(heading)], rows, numeric: 2 }));
+    // What the chart shows stays, other estimators fold.
+    fold.fill(table.querySelectorAll("tbody tr"), (_, at) => some[at][1] === estimator);
   };
 }

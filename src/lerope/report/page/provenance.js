@@ -11,9 +11,10 @@ function definitions(entries) {
 
 function buildProvenance(host) {
   const list = element("div");
-  host.append(list);
+  const fold = folding();
+  host.append(list, fold.button);
   const fill = keyed(list);
-  return () =>
+  return () => {
     fill(
       page.data.runs.map((run) => ({ key: run.id, run })),
       () => {
@@ -79,6 +80,8 @@ function buildProvenance(host) {
         );
       },
     );
+    fold.fill(list.children);
+  };
 }
 
 function buildFiles(host) {
@@ -114,10 +117,12 @@ function buildFiles(host) {
 }
 
 function buildNotes(host) {
+  const list = element("ul", { className: "notes" });
+  const fold = folding();
+  host.append(list, fold.button);
   return () => {
     host.parentElement.hidden = !page.data.notes.length;
-    host.replaceChildren(
-      element("ul", { className: "notes" }, ...page.data.notes.map((note) => element("li", {}, note))),
-    );
+    list.replaceChildren(...page.data.notes.map((note) => element("li", {}, note)));
+    fold.fill(list.children);
   };
 }

@@ -64,7 +64,9 @@ function buildVerdict(host) {
         ),
     );
     now.hidden = !training.length;
-    const effects = (comparison?.effects ?? []).filter((effect) => isShown(effect.rung, effect.method));
+    // What the sentence rests on, whatever is ticked: its method at every rung, and every method at its rung.
+    const all = comparison?.effects ?? [];
+    const effects = all.filter((effect) => effect.method === verdict.method || effect.rung === verdict.rung);
     plot.whole.hidden = !effects.length;
     if (!effects.length) return;
     const [low, high] = extent(effects.flatMap((effect) => [effect.low, effect.high, effect.difference, 0]));
@@ -108,7 +110,7 @@ function buildVerdict(host) {
           "deviation between seeds",
         ],
         numeric: 2,
-        rows: effects.map((e) => [
+        rows: all.map((e) => [
           e.rung,
           methodLabel(e.method),
           e.num_seeds,
@@ -158,6 +160,7 @@ function buildKey(host) {
 function buildRuns(host) {
   const body = element("tbody");
   const note = element("p", { className: "quiet" });
+  const fold = folding();
   const column = (text, kind = "") => element("th", { scope: "col", className: kind }, text);
   host.append(
     element(
@@ -186,6 +189,7 @@ function buildRuns(host) {
         body,
       ),
     ),
+    fold.button,
     note,
   );
   const fill = keyed(body);
@@ -236,6 +240,7 @@ function buildRuns(host) {
         cells.forEach((cell, at) => cell.replaceChildren(texts[at]));
       },
     );
+    fold.fill(body.children, (row) => row.querySelector("input").checked);
     const unscored = runs.filter((run) => run.finished && !usual(run));
     if (full && runs.length > maxTicked)
       quiet(note, `${maxTicked} runs are ticked, which is as many as can be compared at once.`);

@@ -38,6 +38,7 @@ const write = {
   several: (number, word) => `${write.count(number)} ${word}${number === 1 ? "" : "s"}`,
   loss: (value) => (value === null || value === undefined ? "–" : value.toFixed(4)),
   signed: (value, digits = 4) => {
+    if (value === null) return "–";
     const text = Math.abs(value).toFixed(digits);
     return Number(text) === 0 ? text : (value < 0 ? "−" : "+") + text;
   },

@@ -1,14 +1,15 @@
 """What the page shows, as plain JSON values."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lerope.core.run import METRICS
 from lerope.core.run import provenance as made_now
 from lerope.report.collect import Bundle, RunFiles
+from lerope.report.groups import main_study
 from lerope.report.measured import training_losses
-from lerope.report.payload.bands import ablation, bands, frequencies, phasors
+from lerope.report.payload.bands import ablation, bands, frequencies, phasors, slowest
 from lerope.report.payload.evaluation import evaluations, extrapolation, needle
 from lerope.report.payload.study import comparison, gaps, methods, multipliers, notes, verdict
 from lerope.report.payload.training import last_loss, progress, provenance
@@ -40,15 +41,20 @@ def payload(bundle: Bundle, runs: Sequence[OneRun] | None = None, made: Json | N
     given = [run_payload(files) for files in bundle.runs] if runs is None else runs
     names = _names([files.run.path for files in bundle.runs])
     between = gaps(bundle, [run.losses for run in given])
-    shown = [{**run.shown, "id": name, "gap": gap} for run, name, gap in zip(given, names, between, strict=True)]
+    whole = [{**run.shown, "id": name, "gap": gap} for run, name, gap in zip(given, names, between, strict=True)]
+    said, study = verdict(bundle), [files.run.path for files in main_study(bundle)]
+    places = {path: place for place, path in enumerate(study)}
+    # The study by size, encoding and seed, then all others as they were found.
+    order = sorted(range(len(whole)), key=lambda at: places.get(bundle.runs[at].run.path, len(places)))
+    shown = [whole[at] for at in order]
     found: Json = {
-        "title": _title(names),
+        "title": _title([run["id"] for run in shown]),
         "made": made or made_now(),
         "maxTicked": MAX_TICKED,
-        "ticked": _ticked(bundle.runs, names),
+        "ticked": [names[at] for at in _ticked(bundle.runs, order, places, said.get("rung"))],
         "runs": shown,
         "methods": methods(bundle),
-        "verdict": verdict(bundle),
+        "verdict": said,
         "comparison": comparison(bundle.comparison),
         "multipliers": multipliers(bundle),
         "notes": notes(bundle, [note for run in shown for note in run["notes"]]),
@@ -67,7 +73,7 @@ def run_payload(files: RunFiles) -> OneRun:
         "path": str(run.path),
         "method": recipe.spec.method,
         "rung": recipe.rung,
-        "rungs": [recipe.rung, f"{recipe.rung}, {recipe.steps:,} steps"],
+        "rungs": _rungs(files),
         "seed": recipe.seed,
         "trainLength": recipe.row_length,
         "finished": run.finished,
@@ -80,12 +86,19 @@ def run_payload(files: RunFiles) -> OneRun:
         "bands": bands(files),
         "phasors": phasors(files),
         "ablation": ablation(files),
+        "slowest": slowest(files),
         "needles": [needle(stem, found) for stem, found in files.results.items() if isinstance(found, Needle)],
         "extrapolation": extrapolation(files),
         "provenance": provenance(files),
         "notes": [f"{run.path / METRICS} has {metrics.num_damaged:,} damaged lines."] if metrics.num_damaged else [],
     }
     return OneRun(shown, losses)
+
+
+def _rungs(files: RunFiles) -> list[str]:
+    """What a comparison may call the run's rung."""
+    recipe = files.run.recipe
+    return [recipe.rung, f"{recipe.rung}, {recipe.steps:,} steps"]
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -107,8 +120,13 @@ def _title(names: Sequence[str]) -> str:
     return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
 
 
-def _ticked(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
-    """The runs with the most to show; unfinished ones first, which are the ones being watched."""
-    order = sorted(range(len(runs)), key=lambda at: (runs[at].run.finished, -len(runs[at].results)))
-    chosen = order if len(order) <= _DEFAULT_TICKED else order[:_DEFAULT_TICKED]
-    return [names[at] for at in sorted(chosen)]
+def _ticked(runs: Sequence[RunFiles], order: Sequence[int], study: Collection[Path], rung: str | None) -> list[int]:
+    """Runs being watched, then those of the verdict's rung, then others of the study: those with the most to show."""
+
+    def place(at: int) -> tuple[bool, bool, bool, int]:
+        files = runs[at]
+        aside = files.run.path not in study
+        return files.run.finished, aside, rung not in _rungs(files), -len(files.results)
+
+    chosen = sorted(order, key=place)[:_DEFAULT_TICKED]
+    return [at for at in order if at in chosen]

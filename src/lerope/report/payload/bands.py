@@ -8,17 +8,18 @@ from lerope.report.bands import (
     gradient_phasors,
     mean_wavelengths,
     num_pairs,
+    num_suppressed,
     rope_frequencies,
     turns,
 )
 from lerope.report.collect import RunFiles
 from lerope.report.curves import distance_edges, thinned
 from lerope.report.payload.values import Json, number, numbers
-from lerope.results import Ablation, Bands, LearnedFrequencies, Phasors
+from lerope.results import Ablation, Bands, LearnedFrequencies, Phasors, SlowestRemovals
 
 MAX_RECORDS = 120
 """Records of the frequencies through training."""
-MAX_DISTANCES = 160
+MAX_DISTANCES = 96
 """Points of a curve by distance."""
 
 
@@ -61,7 +62,7 @@ def bands(files: RunFiles) -> Json | None:
         curves = {
             "edges": edges.tolist(),
             "mean": [numbers(row, 4) for row in means],
-            "spread": [numbers(row, 3) for row in spreads],
+            "spread": [numbers(row, 2) for row in spreads],
         }
     return {
         "dominantBand": found.dominant_band,
@@ -86,8 +87,8 @@ def phasors(files: RunFiles) -> Json | None:
     chosen = distance_edges(len(distances), MAX_DISTANCES)[:-1] - 1
     return {
         "distances": [int(distances[at]) for at in chosen],
-        "real": [numbers(row.round(4)) for row in scaled[:, chosen].real],
-        "imaginary": [numbers(row.round(4)) for row in scaled[:, chosen].imag],
+        "real": [numbers(row.round(3)) for row in scaled[:, chosen].real],
+        "imaginary": [numbers(row.round(3)) for row in scaled[:, chosen].imag],
         "gradient": numbers(resultant.real, 4),
         "direction": numbers(np.angle(resultant), 4),
         "coherence": numbers(abs(resultant) / np.where(total > 0, total, 1.0), 4),
@@ -108,3 +109,18 @@ def ablation(files: RunFiles) -> Json | None:
         values = (removal["increase"], removal["standard_error"], removal["wavelength"])
         bars.append([removal["band"], *numbers(values, 4)])
     return {"loss": number(found.loss), "numDocuments": found.num_documents, "meanings": meanings}
+
+
+def slowest(files: RunFiles) -> Json | None:
+    """Increases of the loss without the slowest bands, from one of them to all, by meaning."""
+    found = files.result(SlowestRemovals)
+    if found is None:
+        return None
+    meanings = {
+        meaning: [
+            [removal["num_bands"], *numbers((removal["increase"], removal["standard_error"]), 4)]
+            for removal in found.rows(meaning)
+        ]
+        for meaning in dict.fromkeys(removal["meaning"] for removal in found.removals)
+    }
+    return {"numDocuments": found.num_documents, "suppressed": num_suppressed(files), "meanings": meanings}

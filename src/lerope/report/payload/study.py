@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from lerope.report.collect import Bundle
 from lerope.report.curves import trailing
 from lerope.report.groups import method, same_batches
-from lerope.report.measured import GAP_SHARE, gap
+from lerope.report.measured import GAP_SHARE, effects, gap, interval
 from lerope.report.payload.values import Json, curve, number, plain
-from lerope.results import Comparison, MethodEffect
+from lerope.results import Comparison
 
 _FEW_STEPS = 20
 
@@ -17,9 +17,9 @@ def verdict(bundle: Bundle) -> Json:
     """The sentence at the top and what it rests on, or what has to be done for one."""
     if bundle.comparison is None or not bundle.comparison.effects:
         return {"text": None, "missing": _missing(bundle)}
-    effects = bundle.comparison.effects
-    wanted = bundle.comparison.reference or ("lerope" if any(e["method"] == "lerope" for e in effects) else None)
-    of_wanted = [effect for effect in effects if effect["method"] == wanted] or effects
+    found = effects(bundle.comparison)
+    wanted = bundle.comparison.reference or ("lerope" if any(e["method"] == "lerope" for e in found) else None)
+    of_wanted = [effect for effect in found if effect["method"] == wanted] or found
     # Rungs come in order of size: the largest that has several seeds says most, else the largest.
     main = max(enumerate(of_wanted), key=lambda item: (item[1]["num_seeds"] > 1, item[0]))[1]
     return {"text": main["verdict"], "rung": main["rung"], "method": main["method"], "missing": None}
@@ -35,7 +35,7 @@ def _missing(bundle: Bundle) -> Json:
         other = "lerope" if "rope" in methods else "rope"
         rest = f"--seed {run.recipe.seed} --data DATA"
         return {
-            "text": f"There is no verdict, because {next(iter(methods))} is the only encoding: train another.",
+            "text": f"There is no verdict, because {run.recipe.spec.label} is the only encoding: train another.",
             "command": f"lerope train {run.recipe.rung} --encoding {other} {rest}",
         }
     unscored = [files.run for files in bundle.runs if files.run.finished and "eval" not in files.results]
@@ -53,24 +53,17 @@ def comparison(found: Comparison | None) -> Json | None:
     """Effects with the interval that the verdict states, gains, and the gap by position."""
     if found is None:
         return None
-    effects = []
-    for effect in found.effects:
-        low, high = _interval(effect)
-        effects.append({**plain(effect), "low": number(low), "high": number(high)})
+    listed = []
+    for effect in effects(found):
+        low, high = interval(effect)
+        listed.append({**plain(effect), "low": number(low), "high": number(high)})
     return {
         "baseline": found.baseline,
         "reference": found.reference,
-        "effects": effects,
+        "effects": listed,
         "gains": plain(found.gains),
         "byPosition": plain(found.by_position),
     }
-
-
-def _interval(effect: MethodEffect) -> tuple[float, float]:
-    """Over seeds and documents where there are seeds."""
-    if effect["both_low"] is not None and effect["both_high"] is not None:
-        return effect["both_low"], effect["both_high"]
-    return effect["documents_low"], effect["documents_high"]
 
 
 def multipliers(bundle: Bundle) -> Json | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from lerope.core.files import write_whole
 from lerope.report.collect import Bundle
 from lerope.report.tables.bands import slowest_bands
-from lerope.report.tables.comparison import gain, gap_by_position
+from lerope.report.tables.comparison import differences, gain, gap_by_position
 from lerope.report.tables.lengths import dominant_bands, extrapolation
 from lerope.report.tables.losses import ablations, code, documents, perplexity, seeds
 from lerope.report.tables.scaling import fits, floors, multipliers
@@ -16,6 +16,7 @@ from lerope.report.tables.table import Column, Table
 __all__ = ["MAKERS", "Column", "Table", "tables", "write_tables"]
 
 MAKERS: list[Callable[[Bundle], Table]] = [
+    differences,
     perplexity,
     gain,
     learning_rates,

@@ -1,9 +1,10 @@
-"""What a comparison says: the gain that methods capture, and the gap by position."""
+"""What a comparison says: differences, the gain that methods capture, and the gap by position."""
 
 import math
 
 from lerope.paper import numbers as paper
 from lerope.report.collect import Bundle
+from lerope.report.measured import effects, interval
 from lerope.report.style import method_label, place
 from lerope.report.tables.table import OURS, PAPER, Cell, Column, Table
 from lerope.results import CapturedGain, Comparison
@@ -59,6 +60,33 @@ def _gain_rows(comparison: Comparison, gains: list[CapturedGain]) -> list[list[C
         *between,
         row(str(comparison.reference), first["reference_loss"], 100.0, None, None, 100.0),
     ]
+
+
+def differences(bundle: Bundle) -> Table:
+    """Every method's loss less the baseline's, with what a verdict stands on."""
+    rows: list[list[Cell]] = []
+    comparison = bundle.comparison
+    for effect in effects(comparison) if comparison is not None else ():
+        counts: list[Cell] = [effect["num_seeds"], effect["num_documents"], effect["num_tokens"]]
+        noise = {True: "yes", False: "no", None: "one seed"}[effect["beyond_noise"]]
+        values: list[Cell] = [effect["loss"], effect["baseline_loss"], effect["difference"], *interval(effect)]
+        rows.append([effect["rung"], method_label(effect["method"]), *counts, *values, effect["seed_deviation"], noise])
+    baseline = method_label("rope" if comparison is None else comparison.baseline)
+    columns = [
+        Column("rung"),
+        Column("method"),
+        Column("seeds", "d"),
+        Column("documents", ",d"),
+        Column("tokens", ",d"),
+    ]
+    columns += [Column("loss", ".4f"), Column(f"{baseline}'s", ".4f"), Column("difference", "+.4f")]
+    columns += [Column("95 % from", "+.4f"), Column("to", "+.4f"), Column("deviation between seeds", ".4f")]
+    columns += [Column("more than noise")]
+    caption = (
+        f"Evaluated loss in nats per token less that of {baseline}, paired by seed and document; intervals over both, "
+        "or over documents alone where there is one seed, which says nothing about others."
+    )
+    return Table("differences", caption, columns, rows)
 
 
 def gap_by_position(bundle: Bundle) -> Table:
