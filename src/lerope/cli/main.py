@@ -25,6 +25,7 @@ COMMANDS = {
     "sweep": ("lerope.cli.sweep", "search for a rung's learning rate"),
     "ladder": ("lerope.cli.ladder", "run a study: one of the paper's, or your own"),
     "presets": ("lerope.cli.presets", "frequencies that were learned once, for your own models"),
+    "generate": ("lerope.cli.generate", "what a run writes after a prompt"),
     "export": ("lerope.cli.export", "write a run for transformers and serving engines"),
     "verify": ("lerope.cli.verify", "whether engines reproduce an exported model"),
     "bench": ("lerope.cli.bench", "how fast this machine trains, against its ceilings and peers"),
