@@ -12,7 +12,7 @@ from rich.table import Table
 from lerope.cli.plan_scale import scale_table, step_content
 from lerope.cli.plan_study import plan_study
 from lerope.cli.plan_table import Section, count, new_table, power, print_sections, span
-from lerope.core.checks import check_number
+from lerope.core.checks import check_number, hint
 from lerope.core.ladder import BATCH_TOKENS, LADDER, ROW_LENGTH, ModelConfig, Plan, plan, rung
 from lerope.core.recipe import Parallel
 from lerope.launch.machine import Fit, Machine, Way
@@ -119,7 +119,8 @@ def _model(name: str, vocab_size: int | None) -> ModelConfig:
     from lerope.launch.recipes import STUDIES
 
     if name not in LADDER:
-        raise ValueError(f"name must be a rung, {', '.join(LADDER)}, or a study, {', '.join(STUDIES)}; got {name!r}.")
+        known = f"a rung, {', '.join(LADDER)}, or a study, {', '.join(STUDIES)}"
+        raise ValueError(f"name must be {known}; got {name!r}{hint(name, [*LADDER, *STUDIES])}")
     return rung(name) if vocab_size is None else replace(rung(name), vocab_size=vocab_size)
 
 

@@ -86,10 +86,9 @@ def read_html(path: Path, start: int, skip_invalid: bool) -> Iterator[Record]:
     encoding = declared[1].decode() if declared else "utf-8"
     try:
         text = html_text(data.decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding))
-    except (UnicodeError, LookupError, AssertionError) as error:  # the last by Python's parser, of odd declarations
+    except (UnicodeError, LookupError) as error:
         if not skip_invalid:
-            what = "HTML" if isinstance(error, AssertionError) else f"text in {encoding}"
-            raise ValueError(f"{path} is not valid {what} ({error}); convert it, {SKIP}.") from None
+            raise ValueError(f"{path} is not valid text in {encoding} ({error}); convert it, {SKIP}.") from None
         yield Record([], 1, len(data))
         return
     for number, part in enumerate(cut([text.encode(errors="replace")])):

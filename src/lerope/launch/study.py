@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lerope.core.checks import check_fields
+from lerope.core.checks import check_fields, hint
 from lerope.core.encoding import FROZEN, EncodingSpec
 from lerope.core.own_code import own_code
 from lerope.core.recipe import CHANGES, Recipe, recipe
@@ -53,7 +53,8 @@ class PlannedRun:
             )
         for name in self.changes:
             if name not in CHANGES:
-                raise ValueError(f"changes must be what `lerope train` takes: {', '.join(CHANGES)}; got {name!r}.")
+                known = f"what `lerope train` takes: {', '.join(CHANGES)}"
+                raise ValueError(f"changes must be {known}; got {name!r}{hint(name, CHANGES)}")
 
     @cached_property
     def name(self) -> str:
