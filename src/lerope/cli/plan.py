@@ -58,10 +58,11 @@ def command(
         disk: GB/s that the file system writes, for checkpoints; stated, not measured.
         row_length: tokens per row.
         batch_tokens: tokens per step, over all GPUs.
-        vocab_size: a vocabulary size other than the rung's.
+        vocab_size: a vocabulary size other than the data's, or without data the rung's.
         utilisation: assumed share of the GPU's dense bfloat16 peak; a guess until a run has measured it.
         demo: the small version of the study, as run by `lerope ladder --demo`.
-        data: what `lerope data prepare` wrote for the study; evaluation reads its validation split.
+        data: what `lerope data prepare` wrote, for its vocabulary; of a study also the validation split counts, which
+            evaluation reads.
         json: print one JSON object instead of tables.
     """
     machine = Machine(
@@ -75,10 +76,12 @@ def command(
     if name is not None and _is_study(name):
         plan_study(name, machine, vocab_size, demo, data, json)
         return
-    if data is not None:
-        raise ValueError(f"data is for studies; name one, as in lerope plan seeds --data {data}.")
     if demo:
         raise ValueError("demo is for studies; name one, as in lerope plan seeds --demo.")
+    if data is not None and vocab_size is None:
+        from lerope.data.shards import Manifest
+
+        vocab_size = Manifest.load(data).vocab_size
     names = list(LADDER) if name is None else [name]
     models = {each: _model(each, vocab_size) for each in names}
     plans = {each: plan(model, row_length, batch_tokens) for each, model in models.items()}

@@ -219,8 +219,8 @@ def check_corpus(data: str | os.PathLike[str], recipe: Recipe, verify: Hashing =
     found, wanted = corpus.manifest.vocab_size, recipe.model.vocab_size
     if found != wanted:
         raise ValueError(
-            f"{data} has a vocabulary of {found:,}, but {recipe.rung} expects {wanted:,}; train with "
-            f"--vocab-size {found}, or prepare the data with --vocab-size {wanted}."
+            f"{data} has a vocabulary of {found:,}, but the model has {wanted:,}; leave --vocab-size out, or prepare "
+            f"the data with --vocab-size {wanted}."
         )
 
 
@@ -239,7 +239,7 @@ def describe(recipe: Recipe, corpus: Corpus, ranks: Ranks, micro_batch_rows: int
         "run": f"{recipe.name}: {model.num_layers} layers, width {model.width}, {model.num_heads} heads, "
         f"{readable(total_parameters(model))} parameters",
         "data": f"{readable(split.num_tokens)} tokens in {split.num_documents:,} documents, "
-        f"{epochs:.2f} epochs, unigram entropy {split.unigram_entropy:.3f} nats",
+        f"{epochs:.2f} epochs, vocabulary of {model.vocab_size:,}, unigram entropy {split.unigram_entropy:.3f} nats",
         "batch": f"{recipe.batch_rows} rows of {recipe.row_length:,} tokens{each}{some}",
         "steps": f"{recipe.steps:,} steps, {readable(tokens)} tokens, {flops:.2e} FLOPs",
         "recipe": f"{recipe.schedule}, warm-up {recipe.warmup_steps:,}, learning rate {recipe.learning_rate:.3e}, "
