@@ -39,6 +39,8 @@ from lerope.train.trainer import Diverged, Hook, Loop, Trainer
 
 # Tokens per forward pass on a CPU, where more gain nothing.
 _CPU_TOKENS = 8192
+# FLOPs that take two cores most of an hour.
+_CPU_FLOPS = 5e14
 # Up to about this many epochs, repeated text teaches nearly as much as new text (Muennighoff et al., 2023).
 _MANY_EPOCHS = 4
 
@@ -142,6 +144,7 @@ def _carry_out(engine: Engine, corpus: Corpus, run: RunDirectory, own_hooks: Seq
         _say(ranks, f"warning: {complaint}")
     if first:
         _say(ranks, f"resuming from step {first:,}")
+    validation_tokens = min(recipe.validation_tokens, corpus.manifest.splits["validation"].num_tokens)
     peak = gpus.peak_flops(torch.cuda.get_device_name()) if ranks.device.type == "cuda" else None
     with Signals() as signals, ExitStack() as opened:
         display = opened.enter_context(Display()) if ranks.is_main else None
@@ -149,7 +152,7 @@ def _carry_out(engine: Engine, corpus: Corpus, run: RunDirectory, own_hooks: Seq
         if ranks.is_main:
             hooks.append(Records(run.path, setup.trackers, recipe.name, asdict(recipe), first))
         hooks += [
-            Progress(display),
+            Progress(display, validation_tokens, setup.validation_steps),
             *([DataCheck(corpus, setup.validation_steps)] if setup.verify == "changed" else []),
             *own_hooks,
             Frequencies(setup.frequency_records),
@@ -248,6 +251,11 @@ def describe(recipe: Recipe, corpus: Corpus, ranks: Ranks, micro_batch_rows: int
     }
     if epochs > _MANY_EPOCHS:
         lines["warning"] = f"the data is read {epochs:,.0f} times; for meaningful results, prepare more text"
+    if ranks.device.type == "cpu" and flops > _CPU_FLOPS:
+        lines["note"] = (
+            "a CPU takes hours for this; minutes take --steps 300 --row-length 256 --batch-tokens 2048 "
+            "--learning-rate 0.004 --weight-decay 1 with the rung demo, as in `lerope demo`"
+        )
     return "\n".join(f"{name:>7}  {text}" for name, text in lines.items())
 
 
