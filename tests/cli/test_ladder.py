@@ -4,12 +4,13 @@ import json
 import shlex
 from dataclasses import replace
 from inspect import signature
+from pathlib import Path
 
 import pytest
 
 from lerope.cli.analyze import analyze
 from lerope.cli.main import main
-from lerope.core.ladder import LADDER
+from lerope.core.ladder import LADDER, plan
 from lerope.core.run import read_run
 from lerope.launch.recipes import STUDIES
 from lerope.results import Evaluation, Sweep
@@ -37,6 +38,14 @@ from lerope.launch.study import Study, grid
 
 def mine():
     return Study(name="mine", sentence="Does it run?", runs=grid(["2.52B"], ["rope"]))
+"""
+
+
+OTHER = """
+from lerope.launch.study import Study, PlannedRun
+def study():
+    runs = [PlannedRun(rung="demo", encoding="rope", changes={"vocab_size": 60})]
+    return Study(name="other", sentence="", runs=runs)
 """
 
 
@@ -152,6 +161,23 @@ def test_a_study_in_processes_of_its_own(capsys, data, tmp_path, monkeypatch):
     assert read_run(run).starts == started
 
 
+def test_models_have_the_vocabulary_of_the_data(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = write_corpus(tmp_path / "small", {"train": [80] * 60, "validation": [40] * 4}, vocab_size=300)
+    study = ["ladder", "p", "--demo", "--steps", "2", "--out", "p"]
+    seen = []
+    monkeypatch.setattr("lerope.launch.local.carry_out", lambda study, *_, **__: seen.extend(study.runs) or {})
+    called(capsys, *study, "--data", small)
+    assert {run.recipe(Path()).model.vocab_size for run in seen} == {300}
+    first = seen[0]
+    called(capsys, *first.commands(small, Path("p"))[0], "--device", "cpu", code=0)
+    for more in ((), ("--data", small)):
+        rows = json.loads(called(capsys, *study, "--status", "--json", *more))
+        assert next(row["state"] for row in rows if row["name"] == first.name) == "trained"
+    assert json.loads(called(capsys, "plan", "52M", "--data", small, "--json"))["model"]["vocab_size"] == 300
+    assert json.loads(called(capsys, "plan", "p", "--data", small, "--json"))["runs"][0]["steps"] < 30_000
+
+
 def test_a_failure_is_reported_and_ends_with_1(capsys, data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
@@ -178,17 +204,20 @@ def test_a_failure_is_reported_and_ends_with_1(capsys, data, tmp_path, monkeypat
         (["ladder", "code"], "`lerope data prepare hf:starcoder --max-tokens 4330618880 --out data/starcoder`"),
         (["ladder", "code", "--demo"], "`lerope data prepare python: --vocab-size 2048 --out"),
         (["ladder", "base", "--steps", "0"], "steps must be a positive whole number; got 0"),
-        (["ladder", "base", "--data", "DATA"], "has a vocabulary of 2,048, but 217M-rope-base2048-42"),
+        (["ladder", "OTHER", "--data", "DATA"], "has a vocabulary of 2,048, but demo-rope-42 says 60"),
         (["ladder", "base", "--demo", "--data", "DATA", "--at-once", "0"], "at_once must be a positive whole number"),
         (["plan", "base", "--row-length", "4096"], "row_length, batch_tokens and vocab_size"),
         (["plan", "52M", "--demo"], "demo is for studies"),
-        (["plan", "52M", "--data", "d"], "data is for studies; name one, as in lerope plan seeds --data d."),
+        (["plan", "52M", "--data", "d"], "d/manifest.json does not exist"),
         (["plan", "base", "--data", "d"], "d/manifest.json does not exist"),
         (["plan", "nowhere.py:mine"], "study 'nowhere.py:mine' cannot be imported"),
     ],
 )
 def test_bad_input_is_one_sentence(capsys, data, args, sentence):
-    error = called(capsys, *(data if arg == "DATA" else arg for arg in args), code=2)
+    other = data.parent / "other.py"
+    other.write_text(OTHER)
+    names = {"DATA": data, "OTHER": f"{other}:study"}
+    error = called(capsys, *(names.get(arg, arg) for arg in args), code=2)
     assert sentence in error
     assert error.count("\n") == 1
 
@@ -265,7 +294,8 @@ def test_a_plan_with_the_data_there_is(capsys, data, monkeypatch):
     assert (found["validation_tokens"], found["total"]["eval_tokens"]) == (160, 640)
     text = called(capsys, "plan", "base", "--data", data)
     assert f"a validation split of 0.00M tokens (that of {data})" in text
-    assert "The longest run reads the 0.00M training tokens 902,212.27 times." in text
+    tokens = plan(replace(LADDER["217M"], vocab_size=2048)).tokens
+    assert f"The longest run reads the 0.00M training tokens {tokens / 4800:,.2f} times." in text
     assert "lerope data prepare" not in text
 
 

@@ -108,7 +108,7 @@ def test_flags_change_the_plan(plan):
         (
             ["seed"],
             "name must be a rung, demo, 19M, 52M, 217M, 608M, 1.34B, 2.52B, or a study, main, seeds, base, p, "
-            "parametrization, sharing, fixed, lengths, code, extrapolation, needle; got 'seed'.",
+            "parametrization, sharing, fixed, lengths, code, extrapolation, needle; got 'seed'; did you mean seeds?",
         ),
         (["52M", "--gpu", "V100"], "gpu must be one of A100-80G, H100-80G, H200, B200, L40S, RTX 4090; got 'V100'."),
         (["--num-gpus", "0"], "num_gpus must be a positive whole number; got 0."),

@@ -86,7 +86,8 @@ def test_bad_input_is_one_sentence(capsys, data, tmp_path, monkeypatch):
     assert "previous must name" in complaint(capsys, "52M", *rest, "--extrapolate", "217M")
     assert "sweep.json does not exist" in complaint(capsys, "52M", *rest, "--previous", tmp_path)
     assert "learning_rate is what a sweep searches" in complaint(capsys, "52M", *rest, "--learning-rate", "0.1")
-    assert "has a vocabulary of 50" in complaint(capsys, "52M", *rest)
+    other = ["--vocab-size", "60", "--out", tmp_path / "other"]
+    assert "has a vocabulary of 50" in complaint(capsys, "52M", *rest[:2], *other)
     assert "index must be from 0 to 40" in complaint(capsys, "52M", *rest, "--start", "50")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "a sweep trains in one process" in complaint(capsys, "52M", *rest)

@@ -1,8 +1,12 @@
 """Every kind of source gives its documents back, from any record on, in bounded pieces."""
 
 import ast
+import csv
+import json
 import random
+import re
 import sysconfig
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -10,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lerope.data import readers
+from lerope.data import field_readers, readers
+from lerope.data.html_text import html_text
 from lerope.data.readers import DOCUMENT_BYTES, cut
-from lerope.data.sources import find_parts, parts_digest, read_part, sample
+from lerope.data.sources import find_parts, left_out, parts_digest, read_part, sample
 from tests.data.texts import made_up, write_jsonl, write_parquet
 
 TEXTS = made_up(35)
@@ -217,3 +222,112 @@ def test_a_sample_is_bounded_spread_and_always_the_same(tmp_path):
     assert sorted(sample(parts[:2], 1 << 30)) == sorted(
         t for part in parts[:2] for r in read_part(part) for t in r.texts
     )
+
+
+def write_json(path, texts, field, shape):
+    rows = [{"id": number, field: text} for number, text in enumerate(texts)]
+    objects = [json.dumps(row, indent=1 if shape == "indented" else None) for row in rows]
+    path.write_text(f"[{','.join(objects)}]\n" if shape == "list" else "\n".join(objects))
+
+
+@pytest.mark.parametrize("shape", ["list", "lines", "indented"])
+@pytest.mark.parametrize("field", [None, "body"])
+@pytest.mark.parametrize("block", [1, 7, 1 << 18])
+def test_objects_of_a_json_file(tmp_path, shape, field, block, monkeypatch):
+    monkeypatch.setattr(field_readers, "_BLOCK_CHARACTERS", block)
+    path = tmp_path / "x.json"
+    write_json(path, TEXTS, field or "text", shape)
+    assert texts_of(path, text_field=field) == TEXTS
+    for number in (1, 10, 34, 35):
+        assert texts_of(path, number, text_field=field) == TEXTS[number:]
+    assert [record.stop for record in read_part(find_parts(str(path), field)[0])] == list(range(1, 36))
+
+
+def test_rows_of_a_csv_file(tmp_path):
+    path = tmp_path / "x.csv"
+    texts = [*TEXTS, 'say "so", twice\r\nand\non', "x" * 200_000]
+    with path.open("w", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file).writerows([["id", "body"], *enumerate(texts)])
+    assert texts_of(path, text_field="body") == texts
+    for number in (1, 10, 36, 37):
+        assert texts_of(path, number, text_field="body") == texts[number:]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("x.json", '[{"text": "a"}', "object 2 is not JSON"),
+        ("x.json", '[{"text": "a"}] x', "goes on"),
+        ("x.json", '[{"body": "a"}]', "field 'text' is missing, the fields are 'body'"),
+        ("x.json", "[3]", "must be a JSON object"),
+        ("x.csv", "id,body\n1,a\n", "field 'text' is missing, the fields are 'id', 'body'"),
+        ("x.csv", "id,text\n1,a\n2\n", "row 2 must have 2 fields"),
+        ("x.csv", 'text\n"a', "row 0"),
+        ("x.html", b"<p>caf\xe9", "not valid text in utf-8"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_one_sentence(tmp_path, name, content, words):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=re.escape(words)) as raised:
+        texts_of(path)
+    assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<p>One  two\nthree.</p><p>Four</p>", "One two three.\n\nFour"),
+        ("<title>x</title><style>p{}</style><h1>Head</h1>text<script>if (a < b) {}</script> more", "Head\n\ntext more"),
+        ("a<br>b<ul><li>one<li>two</ul>c", "a\nb\n\none\ntwo\n\nc"),
+        ("<table><tr><td>1<td>2<tr><td>3</td><td>4</td></table>", "1\t2\n3\t4"),
+        ("<pre>def f():\n    return  1\n</pre>x", "def f():\n    return  1\n\n\nx"),
+        ("caf&eacute; &lt;tag&gt; a&nbsp;b &#xD800;", "café <tag> a\u00a0b \ufffd"),
+        ("some <b>bold</b><i>er</i> words <!-- not --> here", "some bolder words here"),
+        ("<svg><svg><text>a</text></svg>b</svg>c", "c"),
+        ("<html><head><meta charset=utf-8><body>no end tags", "no end tags"),
+        ("<a title='a > b' rel=x>link</a> 1 < 2 <3 <? php ?>a<!DOCTYPE x>b", "link 1 < 2 <3 ab"),
+        ("it's <b it's>here</b>", "it's here"),
+        ("<SCRIPT>a</Script>b<![CDATA[c]]>d<!-- e", "bd"),
+        ("", ""),
+    ],
+)
+def test_the_text_of_a_page_is_what_a_reader_sees(tmp_path, page, text):
+    (tmp_path / "x.html").write_text(page)
+    assert texts_of(tmp_path / "x.html") == [text]
+
+
+@pytest.mark.parametrize("mark", ["<", "<a b='", "<a b=\"'", "<!--", "<!", "</", "<script>", "&#", "<a>'\"", "<p "])
+def test_odd_pages_take_no_time(mark):
+    begun = time.process_time()
+    html_text(mark * 200_000)
+    assert time.process_time() - begun < 20  # quadratic time would be hours
+
+
+def test_a_page_has_the_encoding_it_declares(tmp_path):
+    (tmp_path / "x.htm").write_bytes("<meta http-equiv=x content='text/html; charset=latin-1'>café".encode("latin-1"))
+    assert texts_of(tmp_path / "x.htm") == ["café"]
+    (tmp_path / "long.html").write_text("<p>word</p>" * 200_000)
+    parts = texts_of(tmp_path / "long.html")
+    assert len(parts) > 1
+    assert "".join(parts) == "\n\n".join(["word"] * 200_000)
+    assert texts_of(tmp_path / "long.html", 1) == parts[1:]
+
+
+def test_a_folder_of_mixed_files(tmp_path):
+    (tmp_path / "a.rst").write_text("Title\n=====\n")
+    (tmp_path / "b.tex").write_text("\\section{x}")
+    (tmp_path / "c.html").write_text("<p>page")
+    (tmp_path / "d.json").write_text('{"text": "object"}')
+    (tmp_path / "e.csv").write_text("text\nrow\n")
+    for name in ("x.pdf", "y.pdf", "LICENSE"):
+        (tmp_path / name).write_text("x")
+    assert texts_of(tmp_path) == ["Title\n=====\n", "\\section{x}", "page"]
+    assert left_out(str(tmp_path)) == {".pdf": 2, "without an ending": 1, ".json": 1, ".csv": 1}
+    assert texts_of(tmp_path, text_field="text")[-2:] == ["object", "row"]
+    assert left_out(str(tmp_path), "text") == {".pdf": 2, "without an ending": 1}
+    settings = tmp_path / "settings"
+    settings.mkdir()
+    (settings / "package.json").write_text("{}")
+    with pytest.raises(ValueError, match="--text-field"):
+        find_parts(str(settings))

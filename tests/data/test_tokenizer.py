@@ -134,3 +134,24 @@ def test_tokenizers_that_cannot_be_used(tmp_path, small_tokenizer):
     for path, vocab_size, message in cases:
         with pytest.raises(ValueError, match=message):
             Tokenizer(path, vocab_size)
+
+
+@given(st.one_of(TEXT, CODE, st.tuples(TEXT, CODE, TEXT).map("".join)))
+@example("🧑‍🚀 \u2581é語\U0010ffff")
+@settings(max_examples=300, deadline=None)
+def test_a_stream_gives_every_text_in_whole_characters(tokenizer, text):
+    (tokens,) = tokenizer.encode([text])
+    stream = tokenizer.stream()
+    pieces = [stream.add(int(token)) for token in tokens]
+    assert "".join([*pieces, stream.end()]) == text
+    assert "\ufffd" in text or not any("\ufffd" in piece for piece in pieces)
+
+
+def test_a_stream_of_broken_bytes_goes_on(tokenizer):
+    byte = {value: next(i for i in range(600) if tokenizer.piece(i) == f"<0x{value:02X}>") for value in (0xE2, 0x82)}
+    stream = tokenizer.stream()
+    letter = int(tokenizer.encode(["a"])[0][1])
+    assert [stream.add(token) for token in (byte[0xE2], byte[0x82], letter)] == ["", "", "\ufffda"]
+    assert stream.add(byte[0xE2]) == ""
+    assert stream.end() == "\ufffd"
+    assert stream.add(0) == tokenizer.decode([0])  # what is unknown looks as it does elsewhere

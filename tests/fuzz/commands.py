@@ -28,6 +28,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "needle": ("@runs/lerope", "--to", "128", "--samples", "1", "--depths", "0.5", "--device", "cpu"),
     "extrapolate": ("@runs/lerope", "--to", "128", "--device", "cpu"),
     "analyze": ("@runs/lerope", "--rows", "1", "--phasor-rows", "1", "--max-tokens", "100", "--device", "cpu"),
+    "generate": ("@runs/lerope", "x", "--tokens", "3", "--device", "cpu"),
     "report": ("@runs", "--out", "@out", "--no-figures"),
     "sweep": ("demo", "--data", "@data", "--out", "@out", "--vocab-size", "400", "--steps", "2"),
     "ladder": ("@study.py:study", "--status", "--out", "@study", "--data", "@data"),

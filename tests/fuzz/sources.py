@@ -126,6 +126,7 @@ def source_inputs(world: Path) -> Iterator[Input]:
     cases["twice.jsonl"] = b'{"text": "a", "text": "b"}\n'
     for value in (b"3", b"null", b"[]", b"{}", b"true", b'["x"]'):
         cases[f"text is {value.decode()}.jsonl"] = b'{"text": ' + value + b"}\n"
+    cases |= _pages_and_tables(chance)
     for name, content in cases.items():
         yield _source(name, lambda path, content=content: _write(path, content), False)  # type: ignore[misc]
     for ending in (".jsonl.gz", ".jsonl.xz", ".jsonl.zst", ".parquet"):
@@ -136,6 +137,14 @@ def source_inputs(world: Path) -> Iterator[Input]:
             yield _source(
                 f"{damage.name}{ending}", damage.apply, ending != ".parquet" and "byte more" not in damage.name
             )
+    table = b'[{"text": "one"},\n {"text": "two"}]'
+    for name, content in {
+        "half.json": table[:-1],
+        "more.json": table + b"[",
+        "half.csv": b'text\r\n"one',
+        **ROWS,
+    }.items():
+        yield _source(name, lambda path, content=content: _write(path, content), True)  # type: ignore[misc]
     yield _source("fifo.txt", lambda path: os.mkfifo(path), True)
     yield _source("fifo.jsonl", lambda path: os.mkfifo(path), True)
     yield _source("fifo.jsonl.zst", lambda path: os.mkfifo(path), True)
@@ -144,7 +153,10 @@ def source_inputs(world: Path) -> Iterator[Input]:
     yield _source("loop.txt", lambda path: path.symlink_to(path), True)
 
 
-ENDINGS = (".txt", ".md", ".py", ".jsonl", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst", ".parquet", ".pdf", "")
+ENDINGS = (
+    *(".txt", ".md", ".rst", ".tex", ".py", ".html", ".htm", ".jsonl", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst"),
+    *(".json", ".csv", ".parquet", ".pdf", ""),
+)
 CODECS = (
     *(
         "rot13",
@@ -162,6 +174,58 @@ CODECS = (
     *("utf-7", "utf-16", "utf-32", "utf-8-sig", "latin-1", "ascii", "cp1252", "shift_jis", "gb18030", "big5", "mbcs"),
     *("undefined", "klingon", "[/b]", "utf8", "palmos", "hz", "iso2022_jp", "euc_kr", "cp037", "charmap"),
 )
+
+
+ROWS = {
+    "short row.csv": b"id,text\n1,a\n2\n",
+    "long row.csv": b"id,text\n1,a\n2,b,c\n",
+    "no column.csv": b"id,body\n1,a\n",
+    "twice.csv": b"text,text\na,b\n",
+    "quotes.csv": b'text\n"a"b\n',
+    "no field.json": b'{"body": "a"}',
+    "a list of numbers.json": b"[1, 2]",
+    "a text.json": b'"x"',
+}
+
+
+def _pages_and_tables(chance: random.Random) -> dict[str, bytes]:
+    """Web pages with odd markup, JSON and CSV with odd values."""
+    cases = {f"{codec}.html": f"<meta charset='{codec}'><p>caf\u00e9".encode() for codec in CODECS}
+    cases |= {f"{codec} noise.html": f"<meta charset={codec}>".encode() + chance.randbytes(300) for codec in CODECS}
+    marks = (
+        "<",
+        "</",
+        "<!",
+        "<![",
+        "<![x[",
+        "<!--",
+        "<!DOCTYPE [",
+        "<?",
+        "&",
+        "&#",
+        "&#xD800;",
+        "<p",
+        "<script>",
+        "<a b='",
+    )
+    for number, mark in enumerate(marks):
+        cases[f"mark {number}.html"] = mark.encode()
+        cases[f"many of mark {number}.html"] = mark.encode() * 20_000
+        cases[f"text after mark {number}.html"] = f"<p>before{mark}after</p>".encode()
+    signs = "<>!-[]/='\"&#;pre scriptdv\n"
+    for number in range(20):
+        cases[f"random {number}.html"] = "".join(chance.choices(signs, k=2000)).encode()
+        cases[f"random {number}.json"] = "".join(chance.choices('{}[],:"text01 \\n', k=60)).encode()
+        cases[f"random {number}.csv"] = b"text,id\n" + "".join(chance.choices('",\n\r a', k=60)).encode()
+    cases["deep.json"] = b"[" * 100_000
+    cases["deep object.json"] = b'{"text": ' + b"[" * 100_000
+    cases["huge number.json"] = b'{"text": ' + b"9" * 10_000 + b"}"
+    cases["surrogate.json"] = b'{"text": "\\ud800"}'
+    cases["not utf-8.json"] = b'[{"text": "\xff"}]'
+    cases["not utf-8.csv"] = b"text\n\xff\n"
+    cases["nulls.csv"] = b"text\n\0\n"
+    cases["one value.csv"] = b"text\n" + b"x" * 3_000_000
+    return cases
 
 
 def _packed(ending: str) -> bytes:

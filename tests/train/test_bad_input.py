@@ -5,11 +5,14 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 import lerope
 from lerope.cli.main import main
+from lerope.core.ladder import LADDER
+from lerope.core.run import read_run
 from tests.train.runs import cut, edit, flip, tiny_run
 
 DATA_DAMAGE = {
@@ -54,7 +57,7 @@ def test_data_is_hashed_once_and_again_when_it_changes(data, tmp_path):
 
 WRONG = {
     "unknown rung": (["53M"], "rung must be one of demo, 19M"),
-    "vocabulary": (["demo"], "has a vocabulary of 50, but demo"),
+    "vocabulary": (["demo", "--vocab-size", "60"], "has a vocabulary of 50, but the model has 60"),
     "unknown encoding": (["demo", "--vocab-size", "50", "--encoding", "rotary"], "encoding must be rope, prope"),
     "no frequencies": (["demo", "--vocab-size", "50", "--encoding", "a.json"], "a.json does not exist"),
     "rows too long": (["demo", "--vocab-size", "50", "--row-length", "65536"], "row_length must be at most the"),
@@ -165,6 +168,14 @@ def test_an_encoding_of_one_s_own_in_the_working_directory(data, tmp_path):
     assert done.returncode == 0, done.stderr
     saved = json.loads((tmp_path / "runs" / "demo-Wavelet-scale3-42" / "model" / "frequencies.json").read_text())
     assert saved["base"] == 300.0
+
+
+def test_the_vocabulary_is_the_data_s(data, tmp_path):
+    args = ["demo", "--steps", "2", "--row-length", "32", "--batch-tokens", "64", "--validation-tokens", "50"]
+    with pytest.raises(SystemExit) as stop:
+        main(["train", *args, "--data", str(data), "--out", str(tmp_path / "run"), "--device", "cpu"])
+    assert stop.value.code == 0
+    assert read_run(tmp_path / "run").recipe.model == replace(LADDER["demo"], vocab_size=50)
 
 
 def test_text_that_is_read_over_and_over_is_remarked_on(data, tmp_path, capsys):

@@ -2,16 +2,26 @@
 
 import gzip
 import json
+import re
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from lerope.core.recipe import Setup, recipe
 from lerope.core.run import FrequencyRecord, StepRecord, ValidationRecord
+from lerope.data.shards import Corpus
+from lerope.launch.small import RECIPE, STEPS
 from lerope.results import Training
 from lerope.train.checkpoint import Store
 from lerope.train.engine import Engine
+from lerope.train.hooks import Progress
+from lerope.train.job import describe
+from lerope.train.parallel import Ranks
 from lerope.train.trainer import Hook
+from tests.data.corpora import write_corpus
 from tests.train.runs import StopAt, metrics, same, tiny_run
 
 
@@ -50,6 +60,41 @@ def test_a_hook_of_your_own_sees_everything_in_order(data, tmp_path):
     assert [step for kind, step in hook.seen if kind == "act"] == [2, 4]
     # A step's numbers are there before anything acts on them.
     assert hook.seen.index((StepRecord, 2)) < hook.seen.index(("act", 2))
+
+
+def test_the_time_left_counts_validations():
+    """At 30 tokens a second: steps of 300 tokens take 10 s, and a validation of 900, three times as fast, 10 s too."""
+    shown = []
+    loop = SimpleNamespace(engine=SimpleNamespace(recipe=SimpleNamespace(steps=10, batch_tokens=300)))
+    progress = Progress(SimpleNamespace(show=shown.append), validation_tokens=900, every=4)
+    fields = {"loss": 1.0, "learning_rate": 0.1, "gradient_norm": 1.0, "frequency_gradient_norm": None, "seconds": 10.0}
+    rest = {"wait_seconds": 0.0, "tokens_per_second": 30.0, "share_of_peak": None}
+    for step in (1, 4, 5, 8, 9, 10):
+        progress.take(loop, StepRecord(step=step, tokens=300 * step, **fields, **rest))
+    left = [re.search(r"([^ ]+ (?:min [0-9]+ )?s) left", text)[1] for text in shown]
+    # Validations come after steps 4, 8 and 10.
+    assert left == ["2 min 0 s", "1 min 30 s", "1 min 10 s", "40 s", "20 s", "10 s"]
+
+
+def test_the_last_validation_is_announced(data, tmp_path, capsys):
+    tiny_run(data, tmp_path / "run", {"validation_steps": 2}, steps=4)
+    lines = capsys.readouterr().out.splitlines()
+    (said,) = [number for number, text in enumerate(lines) if "validation, " in text]
+    assert "step 4 was the last" in lines[said]
+    assert "step 4/4" in lines[said + 1]
+
+
+def test_what_takes_a_cpu_hours_says_what_takes_minutes(tmp_path):
+    corpus = Corpus(write_corpus(tmp_path / "data", {"train": [80] * 60, "validation": [40] * 4}, vocab_size=2048))
+    ranks = Ranks(0, 1, 1, torch.device("cpu"))
+    text = describe(recipe("demo", precision="float32"), corpus, ranks, 4, Setup())
+    options = dict(re.findall(r"--([a-z-]+) ([0-9.]+)", text))
+    small = recipe("demo", precision="float32", **RECIPE, steps=STEPS)
+    assert {name: getattr(small, name.replace("-", "_")) for name in options} == {
+        name: pytest.approx(float(value), rel=0.05) for name, value in options.items()
+    }
+    assert len(options) == 5
+    assert "hours" not in describe(small, corpus, ranks, 4, Setup())
 
 
 def test_a_hook_may_stop_a_run_which_then_goes_on(data, tmp_path):

@@ -38,13 +38,13 @@ def prepare(
     On ten machines, the third of them: lerope data prepare c4/ --tokenizer c4.model --part 3/10 --out data/c4
 
     Args:
-        sources: Files or folders of .txt .md .py .jsonl .jsonl.gz .jsonl.xz .jsonl.zst .json.gz (C4's) .parquet;
-            python: for the sources of this Python; hf:NAME[:CONFIG[:SPLIT]] for a Hugging Face dataset (hf:c4,
-            hf:starcoder).
+        sources: Files or folders of .txt .md .rst .tex .py .html .jsonl .jsonl.gz .jsonl.xz .jsonl.zst .json.gz (C4's)
+            .parquet .json .csv (these two in a folder only with --text-field); python: for the sources of this
+            Python; hf:NAME[:CONFIG[:SPLIT]] for a Hugging Face dataset (hf:c4, hf:starcoder).
         out: The folder to create.
         tokenizer: An existing SentencePiece model; by default, one is trained on a sample of the sources.
         vocab_size: Pieces to train, by default 32,000; with --tokenizer, how many of its ids to use.
-        text_field: The field that holds the text in JSON, Parquet and datasets.
+        text_field: The field that holds the text in JSON, CSV, Parquet and datasets.
         validation_fraction: Share of the documents, by a hash of their text, for validation.
         validation: Sources for validation, instead of a share of the documents; for hf:c4 with neither, its own
             validation split.

@@ -73,7 +73,7 @@ def extrapolate(
         for run in runs:
             band = dominant_band
             if band is None:
-                band = ranks.on_main(lambda run=run: _dominant_band(run, request, ranks.device))  # type: ignore[misc]
+                band = ranks.on_main(lambda run=run: dominant_band_of(run, request, ranks.device))  # type: ignore[misc]
             results.append(carry_out(run, to, request, temperatures, band))
     if ranks.is_main:
         if json_:
@@ -85,7 +85,7 @@ def extrapolate(
     leave(0)
 
 
-def _dominant_band(path: Path, request: "EvalRequest", device: "torch.device") -> int | None:
+def dominant_band_of(path: Path, request: "EvalRequest", device: "torch.device") -> int | None:
     """The band that carries position in this run; None if no band rotates."""
     from lerope.analyze.bands import contributions, dominant_band, full_rows
     from lerope.core.run import finished_run

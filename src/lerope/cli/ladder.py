@@ -72,12 +72,14 @@ def ladder(
     from lerope.launch.rates import known_rates, paper_rates, search_rates
     from lerope.launch.recipes import study_named
     from lerope.launch.small import sized
-    from lerope.launch.study import check_data, prepare_command, with_learning_rates, with_options
+    from lerope.launch.study import check_data, prepare_command, with_learning_rates, with_options, with_vocabulary
 
     if study is None:
         _list(json_)
         return
     chosen = sized(study_named(study), demo, steps)
+    if data is not None and not print_:  # what is printed finds out by itself, where the data is
+        chosen = with_vocabulary(chosen, data)
     out = out or Path("studies") / (f"{chosen.name}-demo" if demo else chosen.name)
     if filler is not None:
         if not any(command == "needle" for run in chosen.runs for command, *_ in run.measure):

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import lerope
+from lerope.core.checks import hint
 
 # Command: (module, what it does). A module has `COMMAND`, a function or a dictionary of functions by subcommand.
 COMMANDS = {
@@ -26,6 +27,7 @@ COMMANDS = {
     "ladder": ("lerope.cli.ladder", "run a study: one of the paper's, or your own"),
     "archive": ("lerope.cli.archive", "what runs measured, without their weights, for git"),
     "presets": ("lerope.cli.presets", "frequencies that were learned once, for your own models"),
+    "generate": ("lerope.cli.generate", "what a run writes after a prompt"),
     "export": ("lerope.cli.export", "write a run for transformers and serving engines"),
     "verify": ("lerope.cli.verify", "whether engines reproduce an exported model"),
     "bench": ("lerope.cli.bench", "how fast this machine trains, against its ceilings and peers"),
@@ -73,7 +75,7 @@ def _joined() -> bool:
 
 def _run(name: str, args: list[str]) -> None:
     if name not in COMMANDS:
-        raise ValueError(f"command must be one of {', '.join(COMMANDS)}; got {name!r}.")
+        raise ValueError(f"command must be one of {', '.join(COMMANDS)}; got {name!r}{hint(name, COMMANDS)}")
     import tyro
 
     module = importlib.import_module(COMMANDS[name][0])
@@ -81,6 +83,8 @@ def _run(name: str, args: list[str]) -> None:
     if isinstance(command, dict):
         if usual is not None and (not args or (args[0].startswith("--") and args[0] != "--help")):
             args = [usual, *args]
+        if args and not args[0].startswith("-") and args[0] not in command:
+            raise ValueError(f"command must be one of {', '.join(command)}; got {args[0]!r}{hint(args[0], command)}")
         tyro.extras.subcommand_cli_from_dict(command, prog=f"lerope {name}", args=args)
     else:
         tyro.cli(command, prog=f"lerope {name}", args=args)

@@ -12,7 +12,7 @@ from rich.table import Table
 from lerope.cli.plan_scale import scale_table, step_content
 from lerope.cli.plan_study import plan_study
 from lerope.cli.plan_table import Section, count, new_table, power, print_sections, span
-from lerope.core.checks import check_number
+from lerope.core.checks import check_number, hint
 from lerope.core.ladder import BATCH_TOKENS, LADDER, ROW_LENGTH, ModelConfig, Plan, plan, rung
 from lerope.core.recipe import Parallel
 from lerope.launch.machine import Fit, Machine, Way
@@ -58,10 +58,11 @@ def command(
         disk: GB/s that the file system writes, for checkpoints; stated, not measured.
         row_length: tokens per row.
         batch_tokens: tokens per step, over all GPUs.
-        vocab_size: a vocabulary size other than the rung's.
+        vocab_size: a vocabulary size other than the data's, or without data the rung's.
         utilisation: assumed share of the GPU's dense bfloat16 peak; a guess until a run has measured it.
         demo: the small version of the study, as run by `lerope ladder --demo`.
-        data: what `lerope data prepare` wrote for the study; evaluation reads its validation split.
+        data: what `lerope data prepare` wrote, for its vocabulary; of a study also the validation split counts, which
+            evaluation reads.
         json: print one JSON object instead of tables.
     """
     machine = Machine(
@@ -75,10 +76,12 @@ def command(
     if name is not None and _is_study(name):
         plan_study(name, machine, vocab_size, demo, data, json)
         return
-    if data is not None:
-        raise ValueError(f"data is for studies; name one, as in lerope plan seeds --data {data}.")
     if demo:
         raise ValueError("demo is for studies; name one, as in lerope plan seeds --demo.")
+    if data is not None and vocab_size is None:
+        from lerope.data.shards import Manifest
+
+        vocab_size = Manifest.load(data).vocab_size
     names = list(LADDER) if name is None else [name]
     models = {each: _model(each, vocab_size) for each in names}
     plans = {each: plan(model, row_length, batch_tokens) for each, model in models.items()}
@@ -119,7 +122,8 @@ def _model(name: str, vocab_size: int | None) -> ModelConfig:
     from lerope.launch.recipes import STUDIES
 
     if name not in LADDER:
-        raise ValueError(f"name must be a rung, {', '.join(LADDER)}, or a study, {', '.join(STUDIES)}; got {name!r}.")
+        known = f"a rung, {', '.join(LADDER)}, or a study, {', '.join(STUDIES)}"
+        raise ValueError(f"name must be {known}; got {name!r}{hint(name, [*LADDER, *STUDIES])}")
     return rung(name) if vocab_size is None else replace(rung(name), vocab_size=vocab_size)
 
 

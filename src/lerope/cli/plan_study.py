@@ -22,7 +22,7 @@ def plan_study(name: str, machine: Machine, vocab_size: int | None, demo: bool, 
     from lerope.launch.cost import run_costs
     from lerope.launch.recipes import study_named
     from lerope.launch.small import sized
-    from lerope.launch.study import prepare_command
+    from lerope.launch.study import prepare_command, with_vocabulary
 
     if (machine.row_length, machine.batch_tokens, vocab_size) != (ROW_LENGTH, BATCH_TOKENS, None):
         raise ValueError("row_length, batch_tokens and vocab_size are set by a study; change them in its function.")
@@ -32,7 +32,7 @@ def plan_study(name: str, machine: Machine, vocab_size: int | None, demo: bool, 
         validation_tokens, training = VALIDATION_TOKENS, f"Text for it:\n  {prepare}"
         read = "as for hf:c4 and hf:starcoder; --data DIR counts that of other text"
     else:
-        splits = Manifest.load(data).splits
+        splits, study = Manifest.load(data).splits, with_vocabulary(study, data)
         validation_tokens, train_tokens = splits["validation"].num_tokens, splits["train"].num_tokens
         times = f"{study.tokens / train_tokens:,.2f} times"
         training = f"The longest run reads the {count(train_tokens)} training tokens {times}."

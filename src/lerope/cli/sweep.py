@@ -69,6 +69,7 @@ def sweep(
     from lerope.launch.sweep import SWEEP, Ahead, predict, training, training_by
     from lerope.launch.sweep import sweep as search
     from lerope.results import Sweep
+    from lerope.train.parallel import usual_precision
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("a sweep trains in one process; start it without torchrun.")
@@ -84,11 +85,11 @@ def sweep(
                 "setup is this machine's; with --on slurm leave out how a machine trains, such as --device."
             )
         on_cpus = chosen_cluster(cluster, where).gpus_per_run == 0
-        given = {"precision": "float32" if on_cpus else "bf16", **changes.alone()}
+        given = changes.given("float32" if on_cpus else "bf16", data)
         settings, objective, ahead = training_by(launcher(on, None, cluster, where), rung, data, seed, given)
     else:
         launcher(on, None, cluster, where)
-        settings, objective = training(rung, data, seed, changes.given(setup.device), setup)
+        settings, objective = training(rung, data, seed, changes.given(usual_precision(setup.device), data), setup)
     guess: int | Literal["cold"] = LEARNING_RATE_INDEX[rung] if start is None else start
     if start is None and (predicted := predict(earlier, [rung])):
         guess = predicted[0]["index"]

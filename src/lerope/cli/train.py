@@ -10,6 +10,7 @@ import tyro
 
 from lerope.cli.stopping import leave
 from lerope.core.ladder import Activation
+from lerope.core.ladder import rung as rung_of
 from lerope.core.recipe import Precision, Schedule, Setup, recipe
 
 Whole = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
@@ -47,21 +48,18 @@ class Changes:
     validation_tokens: Whole = None
     """Tokens of validation documents to read; by default about a million."""
     vocab_size: Whole = None
-    """Vocabulary size, if the data's differs from the rung's."""
+    """Vocabulary size; by default, the data's."""
     activation: Annotated[Activation | None, tyro.conf.arg(help_behavior_hint="")] = None
     """gelu as in the paper, or relu2, which serving engines can run; by default gelu."""
     head_dim: Whole = None
     """Dimensions of a head, in a model of the rung's width; by default 64."""
 
-    def given(self, device: str) -> dict[str, Any]:
-        """Those that were given, and this device's default precision."""
-        from lerope.train.parallel import usual_precision
+    def given(self, precision: Precision, data: Path) -> dict[str, Any]:
+        """Those that were given; otherwise this precision, and the data's vocabulary."""
+        from lerope.data.shards import Manifest
 
-        return {"precision": usual_precision(device), **self.alone()}
-
-    def alone(self) -> dict[str, Any]:
-        """Those that were given."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+        usual = {"precision": precision, "vocab_size": Manifest.load(data).vocab_size}
+        return {**usual, **{name: value for name, value in vars(self).items() if value is not None}}
 
 
 def train(
@@ -91,9 +89,12 @@ def train(
         out: the run directory; by default runs/RUNG-ENCODING-SEED.
     """
     from lerope.train.job import train as carry_out
+    from lerope.train.parallel import usual_precision
 
     sys.path.append(os.getcwd())  # so that your own encoding can be in this folder
-    outcome = carry_out(recipe(rung, encoding, seed, **changes.given(setup.device)), data, out, setup)
+    rung_of(rung)  # so that a wrong one is said before anything about the data
+    chosen = recipe(rung, encoding, seed, **changes.given(usual_precision(setup.device), data))
+    outcome = carry_out(chosen, data, out, setup)
     leave(0 if outcome.stopped_by is None else 128 + outcome.stopped_by)
 
 

@@ -1,16 +1,26 @@
 """Checks of single values; each raises one sentence with the field, the value and what it must be."""
 
+import difflib
 import math
+from collections.abc import Iterable
 from typing import Any, get_args, get_type_hints
 
 import msgspec
+
+
+def hint(value: object, known: Iterable[str]) -> str:
+    """How a sentence ends that refuses a name: with the known one that it resembles, if there is one."""
+    by_lower = {name.lower(): name for name in known}
+    asked = value.lower() if isinstance(value, str) else ""
+    close = difflib.get_close_matches(asked[:100], by_lower, n=1)
+    return f"; did you mean {by_lower[close[0]]}?" if close else "."
 
 
 def check_choice(field: str, value: object, choices: object) -> None:
     """Raises unless `value` is one of the strings of a Literal type."""
     names = get_args(choices)
     if value not in names:
-        raise ValueError(f"{field} must be one of {', '.join(names)}; got {value!r}.")
+        raise ValueError(f"{field} must be one of {', '.join(names)}; got {value!r}{hint(value, names)}")
 
 
 def check_positive(field: str, value: object) -> int:

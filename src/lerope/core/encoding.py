@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal
 
-from lerope.core.checks import check_count, check_number, check_rotary_dim
+from lerope.core.checks import check_count, check_number, check_rotary_dim, hint
 from lerope.core.preset import is_path
 
 Layout = Literal["half", "interleaved"]
@@ -102,9 +102,11 @@ class EncodingSpec:
             name, path = FROZEN, name
         is_one = bool(path) if name == PRESET else name in FAMILIES or all(name.partition(":"))
         if not is_one:
-            known = ", ".join(each for each in FAMILIES if each not in (FROZEN, PRESET))
+            known = [each for each in FAMILIES if each not in (FROZEN, PRESET)]
+            end = hint(text, [",".join([each, *parts]) for each in known])
             raise ValueError(
-                f"encoding must be {known}, preset:NAME, a frequencies.json or module:name of your own; got {text!r}."
+                f"encoding must be {', '.join(known)}, preset:NAME, a frequencies.json or module:name of your own; "
+                f"got {text!r}{end}"
             )
         options = _options(parts, text)
         _check_horizon(options, text)
@@ -112,8 +114,8 @@ class EncodingSpec:
             usual = FAMILIES[name].options
             for option in options:
                 if option not in usual:
-                    known = ", ".join(usual) or "none"
-                    raise ValueError(f"encoding {text!r}: option {option!r} is unknown; {name} takes {known}.")
+                    takes = f"{name} takes {', '.join(usual) or 'none'}{hint(option, usual)}"
+                    raise ValueError(f"encoding {text!r}: option {option!r} is unknown; {takes}")
                 if isinstance(usual[option], float):
                     check_number(f"encoding {text!r}: {option}", options[option])
             _check_sources(options, text)

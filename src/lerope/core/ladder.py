@@ -6,7 +6,7 @@ Counts follow the paper: no gains, 20 tokens per parameter, and compute 6 N D wh
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lerope.core.checks import check_choice, check_count, check_rotary_dim
+from lerope.core.checks import check_choice, check_count, check_rotary_dim, hint
 
 Activation = Literal["gelu", "relu2"]
 
@@ -76,7 +76,7 @@ LEARNING_RATE_INDEX = {"demo": 10, "19M": 10, "52M": 13, "217M": 17, "608M": 20,
 def rung(name: str) -> ModelConfig:
     """The configuration of a rung by name."""
     if name not in LADDER:
-        raise ValueError(f"rung must be one of {', '.join(LADDER)}; got {name!r}.")
+        raise ValueError(f"rung must be one of {', '.join(LADDER)}; got {name!r}{hint(name, LADDER)}")
     return LADDER[name]
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lerope.core.checks import check_count, check_number, check_rotary_dim
+from lerope.core.checks import check_count, check_number, check_rotary_dim, hint
 from lerope.core.files import read_signed, write_signed
 from lerope.core.resample import Curve, Learned, resample
 
@@ -171,7 +171,8 @@ def read_preset(name: str | os.PathLike[str]) -> Preset:
     known = preset_names()
     if text not in known:
         there = f"those of the package are {', '.join(known)}" if known else "the package has none yet"
-        raise ValueError(f"preset {text!r} is unknown; {there}, and your own are named by path, as in mine.json.")
+        own = "and your own are named by path, as in mine.json"
+        raise ValueError(f"preset {text!r} is unknown; {there}, {own}{hint(text, known)}")
     return read_signed(FOLDER / f"{text}.json", Preset, "install lerope again")
 
 

@@ -25,7 +25,7 @@ from lerope.data.shards import (
     split_entropy,
     token_dtype,
 )
-from lerope.data.sources import Part, default_validation, find_parts, parts_digest, read_part, sample
+from lerope.data.sources import Part, default_validation, find_parts, left_out, parts_digest, read_part, sample
 from lerope.data.tokenizer import VOCAB_SIZE, Tokenizer
 from lerope.data.tokenizer_training import check_sources, check_vocab_size, train_in_child
 from lerope.data.workers import Batch, Encoded, WorkerDied, encode_batches
@@ -117,6 +117,10 @@ def prepare(
             print(f"{directory} is complete.")
             return manifest
         with Signals() as signals, Display() as display:
+            for source in (*sources, *validation):
+                if left := left_out(source, text_field):
+                    files = ", ".join(f"{count:,} {ending}" for ending, count in [*left.items()][:6])
+                    display.say(f"Not read in {source}: {files}.")
             progress = Progress.open(directory, settings)
             progress.save(directory)
             model = _make_tokenizer(directory, progress, tokenizer, training, signals, display)

@@ -16,7 +16,7 @@ _BLOCK_BYTES = 1 << 18
 _LINE_BYTES = 1 << 28
 _PARQUET_ROWS = 64
 _ZST_BYTES = 1 << 12  # little at a time, because its decompressed size cannot be bounded
-_SKIP = "or pass --skip-invalid to skip such documents"
+SKIP = "or pass --skip-invalid to skip such documents"
 
 
 class Record(NamedTuple):
@@ -49,7 +49,7 @@ def documents(text: object, field: str, where: str, skip_invalid: bool) -> list[
         code = f"\\u{ord(text[error.start]):04x}"
         raise ValueError(
             f"{where}: field {field!r} is not valid UTF-8: character {error.start:,} is the lone surrogate {code}; "
-            f"remove it, {_SKIP}."
+            f"remove it, {SKIP}."
         ) from None
     return [text] if len(data) <= DOCUMENT_BYTES else [part.decode() for part in cut([data])]
 
@@ -104,7 +104,7 @@ def read_text(path: Path, start: int, skip_invalid: bool) -> Iterator[Record]:
                     at = error.start + (3 if number == 0 and data.startswith(codecs.BOM_UTF8) else 0)
                     what = f"UTF-8 at byte {offset + at:,} (0x{data[at]:02x})"
                     what = what if encoding == "utf-8" else f"{encoding}, the encoding it declares"
-                    raise ValueError(f"{path} is not valid {what}; convert it, {_SKIP}.") from None
+                    raise ValueError(f"{path} is not valid {what}; convert it, {SKIP}.") from None
                 texts = []
             offset += len(data)
             if number >= start:
@@ -135,7 +135,7 @@ def _python_encoding(file: IO[bytes], skip_invalid: bool) -> str | None:
     except SyntaxError as error:
         unknown = "unknown encoding" in str(error)
         if unknown and not skip_invalid:
-            raise ValueError(f"{file.name}: {error.msg}; convert it, {_SKIP}.") from None
+            raise ValueError(f"{file.name}: {error.msg}; convert it, {SKIP}.") from None
         encoding = "" if unknown else "utf-8"  # if it is not valid UTF-8, the decoder will say where
     file.seek(0)
     encoding = encoding.removesuffix("-sig")
@@ -144,7 +144,7 @@ def _python_encoding(file: IO[bytes], skip_invalid: bool) -> str | None:
         codecs.getincrementaldecoder(encoding or "utf-8")
     except (LookupError, UnicodeError):  # rot13, hex, base64 ... are no encodings of text; some have no decoder
         if not skip_invalid:
-            raise ValueError(f"{file.name} declares {encoding}, no encoding of text; convert it, {_SKIP}.") from None
+            raise ValueError(f"{file.name} declares {encoding}, no encoding of text; convert it, {SKIP}.") from None
         return None
     return encoding or None
 
@@ -162,14 +162,20 @@ def read_jsonl(path: Path, start: int, field: str, skip_invalid: bool) -> Iterat
                 yield Record([], number + 1, num_bytes_read)
                 continue
             at = f"at byte {error.start:,} of the line (0x{line[error.start]:02x})"
-            raise ValueError(f"{where} is not valid UTF-8 {at}; convert it, {_SKIP}.") from None
+            raise ValueError(f"{where} is not valid UTF-8 {at}; convert it, {SKIP}.") from None
         except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"{where} is not JSON ({error}); every line must be a JSON object.") from None
-        if not isinstance(content, dict):
-            raise ValueError(f"{where} must be a JSON object with the text in a field; got {line.decode()[:40]}.")
-        if field not in content:
-            raise missing_field(field, content, where)
-        yield Record(documents(content[field], field, where, skip_invalid), number + 1, num_bytes_read)
+        yield Record(object_texts(content, field, where, skip_invalid), number + 1, num_bytes_read)
+
+
+def object_texts(content: object, field: str, where: str, skip_invalid: bool) -> list[str]:
+    """The documents in a field of a JSON object."""
+    if not isinstance(content, dict):
+        shown = json.dumps(content)[:40]
+        raise ValueError(f"{where} must be a JSON object with the text in a field; got {shown}.")
+    if field not in content:
+        raise missing_field(field, content, where)
+    return documents(content[field], field, where, skip_invalid)
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, int]]:
@@ -274,4 +280,4 @@ def _row(value: bytes | None, field: str, path: Path, row: int, skip_invalid: bo
         if skip_invalid:
             return []
         at = f"at byte {error.start:,} of its text"
-        raise ValueError(f"{where} is not valid UTF-8 {at}; convert it, {_SKIP}.") from None
+        raise ValueError(f"{where} is not valid UTF-8 {at}; convert it, {SKIP}.") from None

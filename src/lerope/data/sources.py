@@ -1,6 +1,7 @@
 """Where text comes from. A SOURCE is one of
 
-* a file or a folder of .txt .md .py .jsonl .jsonl.gz .jsonl.xz .jsonl.zst .json.gz (lines, as C4's files) .parquet,
+* a file or a folder of files: text as it is (.txt .md .rst .tex .py), the text of pages (.html .htm), a field of every
+  line (.jsonl .jsonl.gz .jsonl.xz .jsonl.zst, and .json.gz, as C4's files are), row (.parquet .csv) or object (.json),
 * `python:`, the Python sources of the running interpreter,
 * `hf:NAME[:CONFIG[:SPLIT]]`, a Hugging Face dataset (`hf:c4` and `hf:starcoder` are known by these names and by
   their full ones, `hf:allenai/c4` and `hf:bigcode/starcoderdata`).
@@ -9,16 +10,21 @@
 import hashlib
 import os
 import sysconfig
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from lerope.data import hub
+from lerope.data.field_readers import read_csv, read_html, read_json
 from lerope.data.readers import Record, read_jsonl, read_parquet, read_text
 
-_TEXT = (".txt", ".md", ".py")
+_TEXT = (".txt", ".md", ".rst", ".tex", ".py")
+_HTML = (".html", ".htm")
 _JSONL = (".jsonl", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst", ".json.gz")
-ENDINGS = (*_TEXT, *_JSONL, ".parquet")
+# Settings and tables as often as text, so a folder's are read only where their field is named.
+_PERHAPS = (".json", ".csv")
+ENDINGS = (*_TEXT, *_HTML, *_JSONL, ".parquet", *_PERHAPS)
 # Folders without library code, or with deliberately odd code.
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
@@ -63,10 +69,24 @@ def find_parts(source: str, text_field: str | None = None, skip_invalid: bool = 
         if not path.name.endswith(ENDINGS):
             raise ValueError(f"source {source!r} has an unknown ending; it must be one of {endings}.")
         return [_part(path, path.parent, field, skip_invalid)]
-    found = [file for file in _files(path, set()) if file.name.endswith(ENDINGS)]
+    found, left = _folder(path, text_field)
     if not found:
-        raise ValueError(f"source {source!r} is a folder with no {endings} files.")
+        named = f" ({' '.join(_PERHAPS)} only with --text-field)" if left.keys() & set(_PERHAPS) else ""
+        raise ValueError(f"source {source!r} is a folder with no {endings} files{named}.")
     return [_part(file, path, field, skip_invalid) for file in found]
+
+
+def left_out(source: str, text_field: str | None = None) -> dict[str, int]:
+    """How many files of a folder are not read, by ending, the most frequent first."""
+    return dict(_folder(Path(source), text_field)[1].most_common()) if Path(source).is_dir() else {}
+
+
+def _folder(path: Path, text_field: str | None) -> tuple[list[Path], Counter[str]]:
+    """The files of a folder that are read, and how many are not, by ending."""
+    endings = tuple(ending for ending in ENDINGS if text_field is not None or ending not in _PERHAPS)
+    files = list(_files(path, set()))
+    found = [file for file in files if file.name.endswith(endings)]
+    return found, Counter(file.suffix or "without an ending" for file in files if not file.name.endswith(endings))
 
 
 def default_validation(sources: Sequence[str]) -> tuple[list[str], int | None]:
@@ -89,7 +109,9 @@ def read_part(part: Part, start: int = 0) -> Iterator[Record]:
     path = Path(part.location)
     if path.name.endswith(_TEXT):
         return read_text(path, start, part.skip_invalid)
-    read = read_parquet if path.suffix == ".parquet" else read_jsonl
+    if path.suffix in _HTML:
+        return read_html(path, start, part.skip_invalid)
+    read = {".parquet": read_parquet, ".json": read_json, ".csv": read_csv}.get(path.suffix, read_jsonl)
     return read(path, start, part.field, part.skip_invalid)
 
 
@@ -129,7 +151,8 @@ def sample(parts: list[Part], max_bytes: int) -> Iterator[str]:
 
 def _part(path: Path, root: Path, field: str, skip_invalid: bool) -> Part:
     name, size = path.relative_to(root).as_posix(), path.stat().st_size
-    return Part(name, str(path), field, skip_invalid, size, path.suffix == ".py" if path.suffix in _TEXT else None)
+    code = path.suffix == ".py" if path.suffix in (*_TEXT, *_HTML) else None
+    return Part(name, str(path), field, skip_invalid, size, code)
 
 
 def _files(root: Path, without: set[str]) -> Iterator[Path]:

@@ -1,5 +1,6 @@
 """SentencePiece tokenizers: training one that reproduces every text exactly, and using any that has BOS and EOS."""
 
+import codecs
 import hashlib
 import io
 import os
@@ -142,6 +143,10 @@ class Tokenizer:
         """The piece of a token."""
         return str(self._model.id_to_piece(token))
 
+    def stream(self) -> "TextStream":
+        """The text of tokens that come one by one."""
+        return TextStream(self._model)
+
     def num_lossy(self, texts: Iterable[str]) -> int:
         """How many texts decoding does not return exactly."""
         return sum(self.decode(tokens) != text for text in texts for tokens in self.encode([text]))
@@ -162,6 +167,29 @@ class Tokenizer:
         if self.vocab_size < self.num_pieces:
             tokens[tokens >= self.vocab_size] = self.unknown
         return tokens.astype(token_dtype(self.vocab_size), copy=False)
+
+
+class TextStream:
+    """The text of tokens as they come, in whole characters: bytes wait until they make one."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, token: int) -> str:
+        """The characters that a token completes."""
+        if self._model.is_byte(token):
+            return self._bytes.decode(bytes([int(self._model.id_to_piece(token)[3:-1], 16)]))
+        text = self.end()
+        if self._model.is_control(token):
+            return text
+        if self._model.is_unknown(token):
+            return text + str(self._model.decode([token]))
+        return text + str(self._model.id_to_piece(token)).replace(_SPACE, " ")
+
+    def end(self) -> str:
+        """What bytes that never made a character come to: U+FFFD."""
+        return self._bytes.decode(b"", final=True)
 
 
 def _sentencepiece() -> Any:

@@ -1,6 +1,6 @@
 """How far the runs of a study are, and whether they match the study, according to run directories."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -74,7 +74,8 @@ def is_trained(run: PlannedRun, out: Path, data: str) -> bool:
 def difference(run: PlannedRun, out: Path, found: Run, data: str | None) -> str | None:
     """How the run found differs from the study's, in a sentence; None if they are the same.
 
-    A precision that the study does not set is the machine's, which may not have been this one. Frequencies from
+    A precision that the study does not set is the machine's, which may not have been this one, and a vocabulary that it
+    does not set the data's. Frequencies from
     another run are compared by value, not by path, so that a study's folder can be moved.
 
     Args:
@@ -83,7 +84,7 @@ def difference(run: PlannedRun, out: Path, found: Run, data: str | None) -> str 
         found: what is in the run's directory.
         data: the fingerprint of the study's data; None to skip this check.
     """
-    planned = run.recipe(out)
+    planned = replace(run, changes={"vocab_size": found.recipe.model.vocab_size, **run.changes}).recipe(out)
     free = {"precision"} - run.changes.keys()
     if run.after is not None:
         free.add("encoding")

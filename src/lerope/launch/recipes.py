@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from lerope.core.checks import hint
 from lerope.core.encoding import FROZEN
 from lerope.launch.study import Command, PlannedRun, Study, grid, measured, own_study
 from lerope.paper.numbers import RUNGS
@@ -102,7 +103,8 @@ def study_named(spec: str) -> Study:
     if spec in STUDIES:
         return STUDIES[spec]()
     if ":" not in spec:
-        raise ValueError(f"study must be one of {', '.join(STUDIES)}, or your own file.py:function; got {spec!r}.")
+        known = f"one of {', '.join(STUDIES)}, or your own file.py:function"
+        raise ValueError(f"study must be {known}; got {spec!r}{hint(spec, STUDIES)}")
     return own_study(spec)
 
 

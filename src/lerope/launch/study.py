@@ -11,11 +11,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lerope.core.checks import check_fields
+from lerope.core.checks import check_fields, hint
 from lerope.core.encoding import FROZEN, EncodingSpec
 from lerope.core.own_code import own_code
 from lerope.core.recipe import CHANGES, Recipe, recipe
-from lerope.data.shards import Corpus
+from lerope.data.shards import Corpus, Manifest
 
 Command = tuple[str, ...]
 """A command of `lerope` that measures, and its arguments, without the run: ("extrapolate", "--to", "4096")."""
@@ -53,7 +53,8 @@ class PlannedRun:
             )
         for name in self.changes:
             if name not in CHANGES:
-                raise ValueError(f"changes must be what `lerope train` takes: {', '.join(CHANGES)}; got {name!r}.")
+                known = f"what `lerope train` takes: {', '.join(CHANGES)}"
+                raise ValueError(f"changes must be {known}; got {name!r}{hint(name, CHANGES)}")
 
     @cached_property
     def name(self) -> str:
@@ -157,15 +158,25 @@ def shortened(study: Study, steps: int) -> Study:
     return replace(study, runs=[replace(run, changes={**run.changes, "steps": steps}) for run in study.runs])
 
 
+def with_vocabulary(study: Study, data: Path) -> Study:
+    """The same study with the data's vocabulary in every run that names none."""
+    found = Manifest.load(data).vocab_size
+
+    def changes(run: PlannedRun) -> dict[str, Any]:
+        return run.changes if run.recipe(Path()).model.vocab_size == found else {"vocab_size": found, **run.changes}
+
+    return replace(study, runs=[replace(run, changes=changes(run)) for run in study.runs])
+
+
 def check_data(study: Study, data: Path) -> None:
     """Raises before anything is started if the data does not fit the models."""
     found = Corpus(data, verify="sizes").manifest.vocab_size
     for run in study.runs:
-        wanted = run.recipe(Path()).model.vocab_size
+        wanted = run.changes.get("vocab_size", found)
         if wanted != found:
             raise ValueError(
-                f"{data} has a vocabulary of {found:,}, but {run.name} expects {wanted:,}; prepare the data "
-                f"with --vocab-size {wanted}."
+                f"{data} has a vocabulary of {found:,}, but {run.name} says {wanted:,}; leave vocab_size out of its "
+                f"changes, or prepare the data with --vocab-size {wanted}."
             )
 
 

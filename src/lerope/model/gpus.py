@@ -3,6 +3,8 @@
 import re
 from dataclasses import dataclass
 
+from lerope.core.checks import hint
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
@@ -50,7 +52,7 @@ def gpu_named(name: str) -> Gpu:
     """A GPU by its name in `GPUS`, in any case, or by the name torch gives the device, such as "NVIDIA H200"."""
     gpu = _find(name)
     if gpu is None:
-        raise ValueError(f"gpu must be one of {', '.join(GPUS)}; got {name!r}.")
+        raise ValueError(f"gpu must be one of {', '.join(GPUS)}; got {name!r}{hint(name, GPUS)}")
     return gpu
 
 

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from lerope.core.checks import hint
 from lerope.core.encoding import FAMILIES, FROZEN, POSITIONS, PRESET, RESAMPLE, EncodingSpec
 from lerope.core.ladder import ModelConfig
 from lerope.core.own_code import own_code
@@ -37,17 +38,16 @@ def build_encoding(text: str, config: ModelConfig, train_length: int | None = No
     for option in given:
         if (option not in accepted and not open_ended) or option == "head_dim":
             known = [p for p in accepted if p not in ("head_dim", "num_layers", "num_heads")]
-            raise ValueError(
-                f"encoding {text!r}: option {option!r} is unknown; {spec.family} takes {', '.join(known) or 'none'}."
-            )
+            takes = f"{spec.family} takes {', '.join(known) or 'none'}{hint(option, known)}"
+            raise ValueError(f"encoding {text!r}: option {option!r} is unknown; {takes}")
     sizes = {"num_layers": config.num_layers, "num_heads": config.num_heads}
     given |= {size: value for size, value in sizes.items() if size in accepted and size not in given}
     try:
         return _fits(make(head_dim=config.head_dim, **given), config, text)
     except Exception as error:  # what your own code raises may be anything
         said = str(error) or type(error).__name__
-        hint = "" if spec.family in FAMILIES else f" ({spec.family} is called with head_dim={config.head_dim})"
-        raise ValueError(f"encoding {text!r}: {said.rstrip('.')}{hint}.") from None
+        called = "" if spec.family in FAMILIES else f" ({spec.family} is called with head_dim={config.head_dim})"
+        raise ValueError(f"encoding {text!r}: {said.rstrip('.')}{called}{'' if said.endswith('?') else '.'}") from None
 
 
 def _imported(path: str, text: str) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from lerope.core.ladder import ModelConfig
 from lerope.core.recipe import Kernel
 from lerope.model.attention import Backend, DocumentMask
+from lerope.model.cache import Cache
 from lerope.model.loss import Head, compute_dtype
 from lerope.rotary.encodings import Encoding
 from lerope.rotary.rotate import Rotation
@@ -165,26 +166,30 @@ class Transformer(nn.Module):
         centres: Tensor | None = None,
         backend: Backend | None = None,
         rotations: Sequence[Rotation] | None = None,
+        cache: Cache | None = None,
     ) -> Tensor:
         """What the head reads, (rows, length, width).
 
         Args:
             rotations: what each layer turns queries and keys by; the encoding's at these positions unless given.
+            cache: the earlier tokens of each row, which these continue and join; there is one document per row.
         """
         if tokens.ndim != 2:
             raise ValueError(f"tokens must have shape (rows, length); got {tuple(tokens.shape)}.")
         mask = document_ids if isinstance(document_ids, DocumentMask) else DocumentMask(document_ids, backend)
+        masks: Sequence[DocumentMask] = [mask] * len(self.blocks) if cache is None else cache.layers
         if rotations is None:
-            length = tokens.shape[1]
+            past = 0 if cache is None else cache.length
+            length = past + tokens.shape[1]
             if positions is None:
-                positions = torch.arange(length, device=tokens.device)
+                positions = torch.arange(past, length, device=tokens.device)
             reach = max(length, self.horizon or 0)
             rotations = self._rotations(positions, 0 if centres is None else centres, reach)
         x = self.embedding(tokens)
         x = x.to(compute_dtype(x))
-        for block, rotation in zip(self.blocks, rotations, strict=True):
+        for block, rotation, attention in zip(self.blocks, rotations, masks, strict=True):
             run: Any = block.recomputed if self.recompute and torch.is_grad_enabled() else block
-            x = run(x, rotation, mask)
+            x = run(x, rotation, attention)
         out: Tensor = self.norm(x)
         return out
 

@@ -1,6 +1,7 @@
 """What happens alongside the steps of a run: validation, frequencies, checkpoints, the display, a profiler."""
 
 import math
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,14 @@ class Validation(Hook):
     def act(self, loop: Loop) -> None:
         engine = loop.engine
         sums = torch.zeros(2, dtype=torch.float64, device=engine.ranks.device)
-        for number, rows in enumerate(self._batches, start=1):
-            if self._display is not None:
-                self._display.show(f"step {loop.step:,}, validation  batch {number} of {len(self._batches)}")
+        begun = time.monotonic()
+        if self._display is not None and loop.is_last:
+            self._display.say(f"step {loop.step:,} was the last; validation, {len(self._batches):,} batches")
+        for number, rows in enumerate(self._batches):
+            if self._display is not None and number:
+                left = (time.monotonic() - begun) / number * (len(self._batches) - number)
+                part = f"batch {number + 1:,} of {len(self._batches):,}  {duration(left)} left"
+                self._display.show(f"step {loop.step:,}, validation  {part}")
             batch = assemble(self._split, rows, engine.recipe.row_length)
             sums[0] += engine.summed_loss(batch)
             sums[1] += batch.num_targets
@@ -109,10 +115,15 @@ class Checkpoints(Hook):
 
 
 class Progress(Hook):
-    """Shows the progress of training; only the main rank has a display."""
+    """Shows the progress of training; only the main rank has a display.
 
-    def __init__(self, display: Display | None) -> None:
-        self._display = display
+    Args:
+        validation_tokens: what a validation reads.
+        every: steps between validations.
+    """
+
+    def __init__(self, display: Display | None, validation_tokens: int, every: int) -> None:
+        self._display, self._validation_tokens, self._every = display, validation_tokens, every
         self._rate = self._loss = 0.0
 
     def take(self, loop: Loop, record: Record) -> None:
@@ -123,7 +134,10 @@ class Progress(Hook):
             now = record.tokens_per_second
             # A moving average, so that the time left does not jump.
             self._rate, self._loss = (0.9 * self._rate + 0.1 * now if self._rate else now), record.loss
-            left = (steps - record.step) * loop.engine.recipe.batch_tokens / self._rate
+            tokens = (steps - record.step) * loop.engine.recipe.batch_tokens
+            validations = math.ceil(steps / self._every) - (record.step - 1) // self._every
+            # A token takes a third as long where nothing is learned from it.
+            left = (tokens + validations * self._validation_tokens / 3) / self._rate
             self._display.show(line(record, steps, self._rate, left))
         elif isinstance(record, ValidationRecord):
             losses = f"loss {self._loss:.4f}  validation loss {record.validation_loss:.4f}"

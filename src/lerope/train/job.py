@@ -39,6 +39,8 @@ from lerope.train.trainer import Diverged, Hook, Loop, Trainer
 
 # Tokens per forward pass on a CPU, where more gain nothing.
 _CPU_TOKENS = 8192
+# FLOPs that take two cores most of an hour.
+_CPU_FLOPS = 5e14
 # Up to about this many epochs, repeated text teaches nearly as much as new text (Muennighoff et al., 2023).
 _MANY_EPOCHS = 4
 
@@ -145,6 +147,7 @@ def _carry_out(engine: Engine, corpus: Corpus, run: RunDirectory, own_hooks: Seq
         _say(ranks, f"warning: {complaint}")
     if first:
         _say(ranks, f"resuming from step {first:,}")
+    validation_tokens = min(recipe.validation_tokens, corpus.manifest.splits["validation"].num_tokens)
     peak = gpus.peak_flops(torch.cuda.get_device_name()) if ranks.device.type == "cuda" else None
     with Signals() as signals, ExitStack() as opened:
         display = opened.enter_context(Display()) if ranks.is_main else None
@@ -152,7 +155,7 @@ def _carry_out(engine: Engine, corpus: Corpus, run: RunDirectory, own_hooks: Seq
         if ranks.is_main:
             hooks.append(Records(run.path, setup.trackers, recipe.name, asdict(recipe), first))
         hooks += [
-            Progress(display),
+            Progress(display, validation_tokens, setup.validation_steps),
             *([DataCheck(corpus, setup.validation_steps)] if setup.verify == "changed" else []),
             *own_hooks,
             Frequencies(setup.frequency_records),
@@ -222,8 +225,8 @@ def check_corpus(data: str | os.PathLike[str], recipe: Recipe, verify: Hashing =
     found, wanted = corpus.manifest.vocab_size, recipe.model.vocab_size
     if found != wanted:
         raise ValueError(
-            f"{data} has a vocabulary of {found:,}, but {recipe.rung} expects {wanted:,}; train with "
-            f"--vocab-size {found}, or prepare the data with --vocab-size {wanted}."
+            f"{data} has a vocabulary of {found:,}, but the model has {wanted:,}; leave --vocab-size out, or prepare "
+            f"the data with --vocab-size {wanted}."
         )
 
 
@@ -242,7 +245,7 @@ def describe(recipe: Recipe, corpus: Corpus, ranks: Ranks, micro_batch_rows: int
         "run": f"{recipe.name}: {model.num_layers} layers, width {model.width}, {model.num_heads} heads, "
         f"{readable(total_parameters(model))} parameters",
         "data": f"{readable(split.num_tokens)} tokens in {split.num_documents:,} documents, "
-        f"{epochs:.2f} epochs, unigram entropy {split.unigram_entropy:.3f} nats",
+        f"{epochs:.2f} epochs, vocabulary of {model.vocab_size:,}, unigram entropy {split.unigram_entropy:.3f} nats",
         "batch": f"{recipe.batch_rows} rows of {recipe.row_length:,} tokens{each}{some}",
         "steps": f"{recipe.steps:,} steps, {readable(tokens)} tokens, {flops:.2e} FLOPs",
         "recipe": f"{recipe.schedule}, warm-up {recipe.warmup_steps:,}, learning rate {recipe.learning_rate:.3e}, "
@@ -251,6 +254,11 @@ def describe(recipe: Recipe, corpus: Corpus, ranks: Ranks, micro_batch_rows: int
     }
     if epochs > _MANY_EPOCHS:
         lines["warning"] = f"the data is read {epochs:,.0f} times; for meaningful results, prepare more text"
+    if ranks.device.type == "cpu" and flops > _CPU_FLOPS:
+        lines["note"] = (
+            "a CPU takes hours for this; minutes take --steps 300 --row-length 256 --batch-tokens 2048 "
+            "--learning-rate 0.004 --weight-decay 1 with the rung demo, as in `lerope demo`"
+        )
     return "\n".join(f"{name:>7}  {text}" for name, text in lines.items())
 
 
