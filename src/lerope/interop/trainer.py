@@ -18,7 +18,8 @@ from transformers.trainer_callback import ExportableState
 
 from lerope.core.files import parse_object, read_bytes
 from lerope.core.run import HISTORY
-from lerope.interop.huggingface import SHARED, Rotary, rotary_of, saved_sets, set_frequencies
+from lerope.interop.huggingface import rotary_of, saved_sets, set_frequencies
+from lerope.interop.rotary import SHARED, Rotary
 from lerope.rotary.encodings import Encoding
 from lerope.rotary.frequencies import wavelengths
 from lerope.rotary.optim import GradientNorms, clip_grad_norm_, frequency_parameters

@@ -6,6 +6,7 @@ that broadcasts to (..., length, heads, bands).
 
 import math
 from collections.abc import Callable
+from copy import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -118,6 +119,7 @@ class Rotation:
         origin: Tensor | int = 0,
         length: int | None = None,
         kernel: Kernel = "auto",
+        scale: float = 1.0,
     ):
         """Builds the tables.
 
@@ -129,6 +131,7 @@ class Rotation:
             length: a promise that positions lie in [0, length). The fused kernel then reads one small table however
                 many tokens there are, and gives NaN where the promise is broken.
             kernel: the fused Triton kernel where it can run (auto), that kernel or an error (triton), or plain torch.
+            scale: what turned dimensions are multiplied by, as YaRN's attention factor.
         """
         check_choice("layout", layout, Layout)
         check_choice("kernel", kernel, Kernel)
@@ -156,6 +159,16 @@ class Rotation:
             # One more entry, for positions that break the promise.
             phases = functional.pad(phases, (0, 0, 0, 0, 0, 1), value=math.nan)
         self.cos, self.sin = phases.cos(), phases.sin()
+        if scale != 1.0:
+            self.cos, self.sin = self.cos * scale, self.sin * scale
+
+    def to(self, device: torch.device | str | int) -> "Rotation":
+        """The same rotation on another device; the frequencies there have a gradient too."""
+        moved = copy(self)
+        moved.frequencies, moved.cos, moved.sin = (t.to(device) for t in (self.frequencies, self.cos, self.sin))
+        moved.offsets = self.offsets.to(device)
+        moved.index = None if self.index is None else self.index.to(device)
+        return moved
 
     def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Turns queries and keys."""
