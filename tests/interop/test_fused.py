@@ -88,6 +88,37 @@ def test_every_family(family, turns):
         check(model, reference, tokens(2, 24), turns)
 
 
+@pytest.mark.parametrize(
+    "family", ["qwen3", "gemma3", *(pytest.param(f, marks=pytest.mark.slow) for f in ("apertus", "qwen3_next"))]
+)
+def test_norm_and_rotation_are_one_launch(family, turns, monkeypatch):
+    launches = []
+    original = lerope.Rotation.after_gains
+
+    def counted(self, *args):
+        found = original(self, *args)
+        launches.append(found is not None)
+        return found
+
+    monkeypatch.setattr(lerope.Rotation, "after_gains", counted)
+
+    def build():
+        model = make_any(family)
+        torch.manual_seed(3)
+        for name, parameter in model.named_parameters():
+            if "_norm.weight" in name:
+                torch.nn.init.normal_(parameter, 0.7, 0.3)
+        return model
+
+    model, reference = pair(build)
+    check(model, reference, tokens(2, 20), turns)
+    assert launches == [True] * len(turns)
+    del launches[:]
+    with torch.no_grad():
+        lerope.convert(build())(tokens())  # on the CPU the norms are as they were
+    assert not launches
+
+
 def test_head_dim_128_and_a_scale(turns):
     shape = {"head_dim": 128, "num_attention_heads": 4, "num_key_value_heads": 1}
     model, reference = pair(lambda: scaled("yarn", **shape))
@@ -132,8 +163,9 @@ def test_gradient_checkpointing(reentrant, turns):
     assert len(turns) == 4  # two layers, twice
 
 
-def test_compiles_without_a_graph_break():
-    model, reference = pair(lambda: make(num_hidden_layers=1))
+@pytest.mark.parametrize("family", ["qwen3", pytest.param("llama", marks=pytest.mark.slow)])
+def test_compiles_without_a_graph_break(family):
+    model, reference = pair(lambda: make(family, num_hidden_layers=1))  # nothing has run before
     torch.compiler.reset()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     x = tokens(2, 16).to(DEVICE)
@@ -191,9 +223,12 @@ def test_patches_of_others_do_not_matter(turns, monkeypatch):
 
 
 def test_copies_and_other_devices(turns):
-    model = converted(make())
+    model = converted(make("qwen3"))
     x = tokens(1, 8).to(DEVICE)
-    assert torch.equal(copy.deepcopy(model)(x).logits, model(x).logits)
+    other = copy.deepcopy(model)
+    assert torch.equal(other(x).logits, model(x).logits)
+    torch.nn.init.zeros_(other.model.layers[0].self_attn.q_norm.weight)
+    assert not torch.equal(other(x).logits, model(x).logits)
     turn, _ = rotary_of(model)(torch.zeros(1, 1, 1, device=DEVICE), torch.arange(3, device=DEVICE)[None])
     assert turn.to(torch.bfloat16) is turn
     moved = turn.to(torch.device("meta"), non_blocking=True).rotation

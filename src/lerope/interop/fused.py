@@ -6,6 +6,7 @@ function, wrapped once for each modeling module, knows it; tensors go to the ori
 """
 
 import functools
+import importlib
 import inspect
 import sys
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lerope.core.encoding import Layout
+from lerope.interop.qk_norm import Unnormed, normed, turned_after_norm
 from lerope.rotary.rotate import Rotation, rotate
 
 _FUNCTION = "apply_rotary_pos_emb"
@@ -32,13 +34,16 @@ class Turn:
     def __init__(self, rotation: Rotation) -> None:
         self.rotation = rotation
 
-    def __call__(self, q: Tensor, k: Tensor, heads_first: bool) -> tuple[Tensor, Tensor]:
+    def __call__(self, q: Any, k: Any, heads_first: bool) -> tuple[Tensor, Tensor]:
         """Turns queries and keys, (rows, heads, length, head_dim) or heads after the length."""
         self.rotation.head_dim = q.shape[-1]  # layers of some families split off what does not turn, others leave it
-        if not heads_first:
-            return self.rotation(q, k)
-        q, k = self.rotation(q.transpose(1, 2), k.transpose(1, 2))
-        return q.transpose(1, 2), k.transpose(1, 2)
+        if heads_first:
+            q, k = q.transpose(1, 2), k.transpose(1, 2)
+        if isinstance(q, Unnormed) and isinstance(k, Unnormed):
+            q, k = turned_after_norm(self.rotation, q, k)
+        else:
+            q, k = self.rotation(normed(q), normed(k))
+        return (q.transpose(1, 2), k.transpose(1, 2)) if heads_first else (q, k)
 
     def to(self, device: Any, **_: Any) -> "Turn":
         """The same on another device, for models spread over several; a dtype has no effect."""
@@ -47,16 +52,16 @@ class Turn:
 
 def takes_turns(modeling: str) -> None:
     """Makes a modeling module's function take a `Turn`; harmless when repeated."""
-    module: Any = sys.modules[modeling]
+    module: Any = importlib.import_module(modeling)
     original = getattr(module, _FUNCTION)
     if hasattr(original, "takes_turns"):
         return
 
     @functools.wraps(original)
-    def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply_rotary_pos_emb(q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(cos, Turn):
             return cos(q, k, kwargs.get("unsqueeze_dim", 1) == 1)
-        return original(q, k, cos, sin, *args, **kwargs)
+        return original(normed(q), normed(k), cos, sin, *args, **kwargs)
 
     apply_rotary_pos_emb.takes_turns = True  # type: ignore[attr-defined]
     setattr(module, _FUNCTION, apply_rotary_pos_emb)

@@ -25,6 +25,7 @@ from lerope.core.run import CONFIG
 from lerope.interop.foreign import read_foreign_config
 from lerope.interop.longrope import longrope_config
 from lerope.interop.probe import arrangement, find_rotary, kinds, named, start
+from lerope.interop.qk_norm import defer_norms
 from lerope.interop.rotary import SHARED, Rotary
 from lerope.interop.specs import make_encoding
 from lerope.rotary.encodings import Encoding, LeRoPE, assign
@@ -76,6 +77,8 @@ def convert(
     # Plain transformers skips frequencies in a checkpoint only under this name and where layers share them.
     rotary.in_weights = SHARED in starts and name.endswith("rotary_emb")
     model.set_submodule(name, rotary)
+    if arranged.modeling is not None and kernel != "reference":
+        defer_norms(model, kernel)
     plain: Any = type(model)
     model.__class__ = _converted_class(plain)
     if not rotary.in_weights:

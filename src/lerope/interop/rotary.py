@@ -67,6 +67,16 @@ class Rotary(nn.Module):
         """Whether `save_pretrained` writes the frequencies among the weights; else only config.json has them."""
         self.warns = True
         """Whether to warn of weights that bring no frequencies."""
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Makes layers take what `forward` may give; also after a copy, which may be in another process."""
+        if self.arrangement.modeling is not None and self.kernel != "reference":
+            takes_turns(self.arrangement.modeling)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._prepare()
 
     @property
     def encodings(self) -> dict[str, Encoding]:
@@ -99,12 +109,10 @@ class Rotary(nn.Module):
 
     def _fuses(self, x: Tensor, encoding: Encoding) -> bool:
         """Whether the fused kernel turns this model's queries and keys."""
-        modeling = self.arrangement.modeling
-        if self.kernel == "reference" or modeling is None:
+        if self.kernel == "reference" or self.arrangement.modeling is None:
             return False
-        # Patches of others, such as Liger's, may have come after ours. A compiled graph has looked already.
         if not torch.compiler.is_compiling():
-            takes_turns(modeling)
+            self._prepare()  # again, because patches of others, such as Liger's, may have come after ours
         return choose(self.kernel, x, frequencies=encoding.theta).kernel == "triton"
 
     def _turn(self, encoding: Encoding, positions: Tensor, scaling: float) -> Turn:

@@ -175,7 +175,7 @@ class Rotation:
         if q.shape[:-2] == k.shape[:-2] and q.dtype == k.dtype and self.choice(q, k).kernel == "triton":
             self._check("q", q)
             self._check("k", k)
-            return self._fused(q, k)
+            return self._launched(q, k, self._arguments(q))
         return self.turn(q, "q"), self.turn(k, "k")
 
     def after_norm(self, q: Tensor, k: Tensor, q_norm: nn.RMSNorm, k_norm: nn.RMSNorm) -> tuple[Tensor, Tensor]:
@@ -186,17 +186,27 @@ class Rotation:
         arguments = self.fused(q, k, q_norm, k_norm)
         if arguments is None:
             return self(q_norm(q), k_norm(k))
-        from lerope.rotary.operators import rotary
+        return self._launched(q, k, arguments)
 
-        out: tuple[Tensor, Tensor] = rotary(q, k, *arguments)
-        return out
+    def after_gains(
+        self, q: Tensor, k: Tensor, q_gain: Tensor, k_gain: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor] | None:
+        """Turns q and k after RMS norms with these gains, (head_dim,) each, in one kernel; None if that cannot run."""
+        arguments = self._fused_after(q, k, q_gain, k_gain, eps)
+        return None if arguments is None else self._launched(q, k, arguments)
 
     def fused(self, q: Tensor, k: Tensor, q_norm: nn.RMSNorm, k_norm: nn.RMSNorm) -> Arguments | None:
         """What the fused kernel needs, besides q and k, to turn them after their norms; None if it cannot."""
         if type(self) is not Rotation or any(type(norm) is not nn.RMSNorm for norm in (q_norm, k_norm)):
             return None  # a subclass with work of its own
-        gains, eps = (q_norm.weight, k_norm.weight), q_norm.eps
-        fits = eps and eps > 0 and eps == k_norm.eps and all(g is not None and g.shape == q.shape[-1:] for g in gains)
+        eps = q_norm.eps
+        if not eps or eps != k_norm.eps or q_norm.weight is None or k_norm.weight is None:
+            return None
+        return self._fused_after(q, k, q_norm.weight, k_norm.weight, eps)
+
+    def _fused_after(self, q: Tensor, k: Tensor, q_gain: Tensor, k_gain: Tensor, eps: float) -> Arguments | None:
+        gains = (q_gain, k_gain)
+        fits = eps > 0 and all(gain.shape == q.shape[-1:] for gain in gains)
         same = q.shape[:-2] == k.shape[:-2] and q.dtype == k.dtype
         if not fits or not same or self.choice(q, k, *gains).kernel != "triton":
             return None
@@ -208,7 +218,7 @@ class Rotation:
         """Turns one tensor of shape (..., length, heads, head_dim)."""
         self._check(name, x)
         if self.choice(x).kernel == "triton":
-            return self._fused(x, None)[0]
+            return self._launched(x, None, self._arguments(x))[0]
         frequencies, cos, sin, offsets = self.frequencies, self.cos, self.sin, self.offsets
         if self.index is not None:
             cos, sin = cos[self.index], sin[self.index]
@@ -243,10 +253,11 @@ class Rotation:
             lead = lead[1:]
         return lead
 
-    def _fused(self, q: Tensor, k: Tensor | None) -> tuple[Tensor, Tensor]:
+    @staticmethod
+    def _launched(q: Tensor, k: Tensor | None, arguments: Arguments) -> tuple[Tensor, Tensor]:
         from lerope.rotary.operators import rotary
 
-        out: tuple[Tensor, Tensor] = rotary(q, k, *self._arguments(q))
+        out: tuple[Tensor, Tensor] = rotary(q, k, *arguments)
         return out
 
     def _arguments(
