@@ -12,6 +12,7 @@ with Liger's other kernels a converted model is no slower than Liger alone; memo
 """
 
 import argparse
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -82,9 +83,8 @@ def _unchanged(module: Any) -> Iterator[None]:
 
 
 def _with_liger(model: Any, rope: bool) -> None:
-    from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
-
-    _apply_liger_kernel_to_instance(model=model, rope=rope)
+    patches = importlib.import_module("liger_kernel.transformers.monkey_patch")
+    patches._apply_liger_kernel_to_instance(model=model, rope=rope)
 
 
 def build(name: str, shape: str, rows: int, length: int, device: torch.device) -> Callable[[], object]:
