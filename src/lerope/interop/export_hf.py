@@ -234,8 +234,7 @@ def _extension(frequencies: Tensor, train_length: int, request: ExportRequest) -
 
 def _export_converted(model: Any, folder: Path, request: ExportRequest) -> None:
     """A converted transformers model: its own folder, with the recipe's config, and what an extension changes."""
-    from lerope.interop.huggingface import rotary_of
-    from lerope.interop.rotary import SHARED
+    from lerope.interop.huggingface import SHARED, rotary_of
 
     _check_converted(model, request)
     rotary = rotary_of(model)
@@ -281,7 +280,7 @@ def _export_converted(model: Any, folder: Path, request: ExportRequest) -> None:
 
 def _check_converted(model: Any, request: ExportRequest) -> None:
     """Raises unless this is a model that `lerope.convert` made, with weights of its own."""
-    from lerope.interop.rotary import Rotary
+    from lerope.interop.huggingface import Rotary
 
     name = type(model).__name__
     if not isinstance(model, nn.Module) or not any(isinstance(m, Rotary) for m in model.modules()):

@@ -33,6 +33,8 @@ from lerope.rotary.encodings import Encoding, LeRoPE, assign
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+__all__ = ["SHARED", "Rotary", "convert", "rotary_of", "saved_sets", "set_frequencies"]
+
 # The entry of config.json from which `convert` continues.
 ENTRY = "lerope"
 
@@ -74,8 +76,11 @@ def convert(
     }
     scaling = {kind: float(getattr(module, named(kind, "attention_scaling"))) for kind in starts}
     rotary = Rotary(encodings, scaling, arranged, kernel)
+    rotary.plain = type(module)
+    rotary.is_buffer = "inv_freq" in module.state_dict()
     # Plain transformers skips frequencies in a checkpoint only under this name and where layers share them.
-    rotary.in_weights = SHARED in starts and name.endswith("rotary_emb")
+    rotary.in_weights = SHARED in starts and name.endswith("rotary_emb") and not rotary.is_buffer
+    _check_saves(model, rotary)
     model.set_submodule(name, rotary)
     if arranged.modeling is not None and kernel != "reference":
         defer_norms(model, kernel)
@@ -150,15 +155,27 @@ class _Converted:
             )
         model: Any = self
         rotary = rotary_of(model)
+        if rotary.is_buffer:
+            kwargs["state_dict"] = _with_buffer(model, rotary, kwargs.get("state_dict"))
         # FSDP2 gathers here, so every process takes part.
         sets, frequencies = saved_sets(rotary), {k: e.frequencies().detach().cpu() for k, e in rotary.encodings.items()}
         with staged(Path(save_directory), last=CONFIG, replaces=_WEIGHTS) as partial:
             super().save_pretrained(partial, *args, **kwargs)  # type: ignore[misc]
             if (partial / CONFIG).is_file():  # only the main process writes it
                 content = read_foreign_config(partial, "save the model again")
-                _put_frequencies(content, model.config, frequencies, rotary.scaling, sets)
+                if rotary.is_buffer:
+                    content[ENTRY] = {"sets": sets}
+                else:
+                    _put_frequencies(content, model.config, frequencies, rotary.scaling, sets)
                 text = json.dumps(content, indent=2, sort_keys=True) + "\n"
                 (partial / CONFIG).write_text(text, encoding="utf-8")
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Loads a model of the plain class and converts it: from a folder that was saved here, it continues."""
+        plain: Any = cls.plain
+        found = plain.from_pretrained(*args, **kwargs)
+        return (convert(found[0]), *found[1:]) if isinstance(found, tuple) else convert(found)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _empty, (self.plain,), self.__dict__
@@ -190,21 +207,48 @@ def _put_frequencies(
 ) -> None:
     """Writes frequencies into the content of config.json, for plain transformers and for us."""
     text = config.get_text_config()
-    if SHARED in frequencies:
-        written = longrope_config(text.to_dict(), frequencies[SHARED], scaling[SHARED])
-    else:
-        written = longrope_config(text.to_dict(), frequencies, scaling)
+    written = recipe_of(text, frequencies, scaling)
     section = _section(config)
     part = content if section is None else content.setdefault(section, {})
     for key in (*_WRITTEN, *_LEGACY):
         part.pop(key, None)
-    part |= {key: written[key] for key in _WRITTEN if key in written and not _is_property(text, key)}
+    part |= written
     part[ENTRY] = {"sets": sets}
 
 
-def _is_property(config: Any, key: str) -> bool:
+def recipe_of(text: Any, frequencies: dict[str, Tensor], scaling: dict[str, float]) -> dict[str, Any]:
+    """The fields of a language model's config with which plain transformers turns by these frequencies."""
+    if SHARED in frequencies:
+        written = longrope_config(text.to_dict(), frequencies[SHARED], scaling[SHARED])
+    else:
+        written = longrope_config(text.to_dict(), frequencies, scaling)
+    return {key: written[key] for key in _WRITTEN if key in written and not is_property(text, key)}
+
+
+def is_property(config: Any, key: str) -> bool:
     """Whether a config computes this field, so that config.json must not hold it."""
     return isinstance(inspect.getattr_static(type(config), key, None), property)
+
+
+def _check_saves(model: Any, rotary: Rotary) -> None:
+    """Raises before any training if what is learned could not be saved."""
+    if rotary.is_buffer:
+        return
+    frequencies = {kind: encoding.frequencies().detach() for kind, encoding in rotary.encodings.items()}
+    try:
+        recipe_of(model.config.get_text_config(), frequencies, rotary.scaling)
+    except ValueError as error:
+        raise ValueError(
+            f"{type(model).__name__} could not be saved with learned frequencies, because its config cannot hold "
+            f"them: {error}"
+        ) from None
+
+
+def _with_buffer(model: Any, rotary: Rotary, state: dict[str, Any] | None) -> dict[str, Any]:
+    """A state dict with the frequencies under the name of the buffer that plain transformers reads."""
+    name = next(name for name, module in model.named_modules() if module is rotary)
+    state = {key: value for key, value in (state or model.state_dict()).items() if not key.startswith(f"{name}.")}
+    return {**state, f"{name}.inv_freq": rotary.encodings[SHARED].frequencies().detach()}
 
 
 def _section(config: Any) -> str | None:

@@ -63,6 +63,10 @@ class Rotary(nn.Module):
         self.scaling = scaling
         self.arrangement = arrangement
         self.kernel: Kernel = kernel
+        self.plain: type[nn.Module] | None = None
+        """The class of the module that it stands in for."""
+        self.is_buffer = False
+        """Whether that module keeps its frequencies among the weights, as a buffer (ESM), and config.json has none."""
         self.in_weights = True
         """Whether `save_pretrained` writes the frequencies among the weights; else only config.json has them."""
         self.warns = True
