@@ -232,6 +232,8 @@ class _Converted:
                 "push_to_hub=True would upload config.json before the frequencies are in it; save without it, then "
                 "call model.push_to_hub(name)."
             )
+        from lerope.interop.reload import check_reload
+
         model: Any = self
         rotary = rotary_of(model)
         # FSDP2 gathers here, so every process takes part.
@@ -243,6 +245,7 @@ class _Converted:
                 _put_frequencies(content, model.config, frequencies, rotary.scaling, sets)
                 text = json.dumps(content, indent=2, sort_keys=True) + "\n"
                 (partial / CONFIG).write_text(text, encoding="utf-8")
+                check_reload(model, partial)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _empty, (self.plain,), self.__dict__
