@@ -101,7 +101,9 @@ def test_the_check_changes_nothing_and_copies_nothing(tmp_path, monkeypatch):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.save_pretrained(tmp_path / "saved")
     assert torch.equal(torch.rand(3), expected)
-    assert model.training and model.model.layers[1].training and not model.model.layers[0].training
+    assert model.training
+    assert model.model.layers[1].training
+    assert not model.model.layers[0].training
     assert model.state_dict().keys() == before.keys()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     own = {name: value.data_ptr() for name, value in model.named_parameters() if "rotary" not in name}
