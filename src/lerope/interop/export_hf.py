@@ -235,6 +235,7 @@ def _extension(frequencies: Tensor, train_length: int, request: ExportRequest) -
 def _export_converted(model: Any, folder: Path, request: ExportRequest) -> None:
     """A converted transformers model: its own folder, with the recipe's config, and what an extension changes."""
     from lerope.interop.huggingface import SHARED, rotary_of
+    from lerope.interop.reload import check_reload
 
     _check_converted(model, request)
     rotary = rotary_of(model)
@@ -264,6 +265,9 @@ def _export_converted(model: Any, folder: Path, request: ExportRequest) -> None:
             content.pop("lerope")  # what `convert` continues from: the frequencies before their extension
             content["max_position_embeddings"] = request.length
         _write_json(folder / CONFIG, longrope_config(content, extension.frequencies, rotary.scaling[SHARED]))
+        obstacle = check_reload(model, folder, extension.frequencies)
+        if obstacle is not None:
+            warnings.warn(f"logits were not compared with those of plain transformers: {obstacle}.", stacklevel=3)
     if SHARED in kinds:
         encoding = kinds[SHARED]
         saved = replace(encoding.artifact(train_length), frequencies=extension.frequencies.tolist(), log_scales=None)

@@ -153,6 +153,8 @@ class _Converted:
                 "push_to_hub=True would upload config.json before the frequencies are in it; save without it, then "
                 "call model.push_to_hub(name)."
             )
+        from lerope.interop.reload import check_reload
+
         model: Any = self
         rotary = rotary_of(model)
         if rotary.is_buffer:
@@ -169,6 +171,7 @@ class _Converted:
                     _put_frequencies(content, model.config, frequencies, rotary.scaling, sets)
                 text = json.dumps(content, indent=2, sort_keys=True) + "\n"
                 (partial / CONFIG).write_text(text, encoding="utf-8")
+                check_reload(model, partial)
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
