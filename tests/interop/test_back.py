@@ -90,6 +90,15 @@ def test_esm_keeps_its_frequencies_among_the_weights(tmp_path):
         assert torch.equal(lerope.unconvert(again)(x).logits, expected)
 
 
+def test_falcon_exports(tmp_path):
+    """Its config computes head_dim and takes none."""
+    model = lerope.convert(make("falcon"))
+    shake(model)
+    lerope.export(model, tmp_path / "out")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    torch.testing.assert_close(logits(plain), logits(model), rtol=0, atol=1e-5)
+
+
 def test_what_could_not_be_saved_is_refused_before_training():
     own = {"num_hidden_layers": 2, "layers_block_type": ["mamba", "hybrid"], "hybrid_layer_ids": [1]}
     own |= {"use_mem_rope": True, "mamba_d_state": 8, "n_mamba_heads": 4, "mamba_headdim": 32, "num_mem_blocks": 1}

@@ -171,7 +171,8 @@ class _Converted:
                     _put_frequencies(content, model.config, frequencies, rotary.scaling, sets)
                 text = json.dumps(content, indent=2, sort_keys=True) + "\n"
                 (partial / CONFIG).write_text(text, encoding="utf-8")
-                check_reload(model, partial)
+                if not rotary.is_buffer:
+                    check_reload(model, partial)
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
