@@ -4,13 +4,18 @@ import json
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, EsmConfig
 
 import lerope
 from lerope.interop.adapters import load_adapter
-from lerope.interop.huggingface import rotary_of
+from lerope.interop.huggingface import rotary_of, saved_sets
 from lerope.interop.rotary import Rotary
+from lerope.interop.trainer import LeropeCallback
 from tests.interop.toys import SHAPE, gpt2, make, make_any, scaled, shake, tokens
+from tests.ranks import run_ranks
 
 
 @torch.no_grad()
@@ -88,6 +93,34 @@ def test_esm_keeps_its_frequencies_among_the_weights(tmp_path):
         assert torch.equal(again(x).logits, expected)
         assert torch.equal(rotary_of(again).inv_freq.alpha, rotary_of(model).inv_freq.alpha)
         assert torch.equal(lerope.unconvert(again)(x).logits, expected)
+
+
+def check_ranks(rank, folder):
+    for family in ("llama", "gemma3"):
+        model = lerope.convert(make(family))
+        shake(model)
+        expected, alphas = logits(model), [p.detach().clone() for p in rotary_of(model).parameters()]
+        fully_shard(rotary_of(model))
+        fully_shard(model)
+        callback = LeropeCallback()
+        callback.model = model
+        callback.on_step_end(None, None, None)
+        state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        if rank == 0:  # alone, as Trainer does
+            model.save_pretrained(f"{folder}/{family}", state_dict=state)
+            sets = callback.state()["attributes"]["sets"]
+            again = lerope.convert(AutoModelForCausalLM.from_pretrained(f"{folder}/{family}"))
+            assert all(torch.equal(a, b) for a, b in zip(rotary_of(again).parameters(), alphas, strict=True))
+            assert torch.equal(logits(again), expected)
+            assert (sets is None) == (family == "llama")
+            if sets is not None:
+                assert sets == saved_sets(rotary_of(again))
+        dist.barrier()
+
+
+@pytest.mark.slow
+def test_one_process_saves_what_fsdp2_has_spread(tmp_path):
+    run_ranks(check_ranks, tmp_path, str(tmp_path))
 
 
 def test_falcon_exports(tmp_path):

@@ -159,8 +159,9 @@ class _Converted:
         rotary = rotary_of(model)
         if rotary.is_buffer:
             kwargs["state_dict"] = _with_buffer(model, rotary, kwargs.get("state_dict"))
-        # FSDP2 gathers here, so every process takes part.
-        sets, frequencies = saved_sets(rotary), {k: e.frequencies().detach().cpu() for k, e in rotary.encodings.items()}
+        # Trainer gathers what FSDP2 has spread and calls this in one process alone; else every process takes part here.
+        whole = gathered(model, rotary, kwargs.get("state_dict"))
+        sets, frequencies = saved_sets(whole), {k: e.frequencies().detach().cpu() for k, e in whole.encodings.items()}
         with staged(Path(save_directory), last=CONFIG, replaces=_WEIGHTS) as partial:
             super().save_pretrained(partial, *args, **kwargs)  # type: ignore[misc]
             if (partial / CONFIG).is_file():  # only the main process writes it
@@ -246,6 +247,28 @@ def _check_saves(model: Any, rotary: Rotary) -> None:
             f"{type(model).__name__} could not be saved with learned frequencies, because its config cannot hold "
             f"them: {error}"
         ) from None
+
+
+def gathered(model: nn.Module, rotary: Rotary, state: dict[str, Any] | None) -> Rotary:
+    """A rotary module whose parameters are whole: where FSDP2 has spread them, a copy with those of a state dict.
+
+    Without collectives, which one process alone would wait in for ever.
+    """
+    name = next(name for name, module in model.named_modules() if module is rotary)
+    found = {key: (state or {}).get(f"{name}.{key}") for key, _ in rotary.named_parameters()}
+    spread = any(hasattr(parameter, "full_tensor") for parameter in rotary.parameters())
+    if not spread or any(value is None or hasattr(value, "full_tensor") for value in found.values()):
+        return rotary
+    encodings: dict[str, Encoding] = {}
+    for kind, encoding in rotary.encodings.items():
+        alpha = found["inv_freq.alpha" if kind == SHARED else f"inv_freq.{kind}.alpha"]
+        assert isinstance(encoding, LeRoPE)
+        assert isinstance(alpha, Tensor)
+        copied = LeRoPE.starting_at(encoding.theta, encoding.head_dim, encoding.parametrization, layout=encoding.layout)
+        with torch.no_grad():
+            copied.alpha.copy_(alpha)
+        encodings[kind] = copied
+    return Rotary(encodings, rotary.scaling, rotary.arrangement, rotary.kernel)
 
 
 def _with_buffer(model: Any, rotary: Rotary, state: dict[str, Any] | None) -> dict[str, Any]:
