@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lerope.interop.export_hf import export
     from lerope.interop.huggingface import convert
+    from lerope.interop.unconvert import unconvert
     from lerope.rotary.artifact import Frequencies
     from lerope.rotary.encodings import Encoding, FrozenRoPE, LeRoPE, NoPE, PRoPE, RoPE
     from lerope.rotary.extension import Extension, extend
@@ -44,11 +45,13 @@ __all__ = [
     "preset",
     "rerotate",
     "rotate",
+    "unconvert",
 ]
 
 _HOME = {
     "lerope.interop.export_hf": ["export"],
     "lerope.interop.huggingface": ["convert"],
+    "lerope.interop.unconvert": ["unconvert"],
     "lerope.rotary.artifact": ["Frequencies"],
     "lerope.rotary.encodings": ["Encoding", "FrozenRoPE", "LeRoPE", "NoPE", "PRoPE", "RoPE"],
     "lerope.rotary.extension": ["Extension", "extend"],

@@ -16,10 +16,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
+    DINOv3ViTConfig,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
-    GptOssConfig,
+    GPTJConfig,
     Qwen2VLForConditionalGeneration,
     modeling_utils,
 )
@@ -28,7 +30,7 @@ import lerope
 from lerope.interop import huggingface
 from lerope.interop.huggingface import rotary_of
 from lerope.rotary.optim import frequency_parameters
-from tests.interop.toys import FAMILIES, MAIN, SCALINGS, SHAPE, gpt2, make, scaled, shake, tokens
+from tests.interop.toys import EVERY, FAMILIES, MAIN, SCALINGS, SHAPE, gpt2, make, make_any, scaled, shake, tokens
 from tests.made_presets import save_preset
 from tests.ranks import run_ranks
 
@@ -84,6 +86,21 @@ def test_logits_are_bit_identical(family, dtype):
     assert torch.equal(logits(model), before)
     shake(model)
     assert not torch.equal(logits(model), before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(EVERY - FAMILIES.keys()))
+def test_every_family_converts_learns_and_comes_back(family, tmp_path):
+    model = make_any(family)
+    before = logits(model)
+    assert torch.equal(logits(lerope.convert(model)), before)
+    shake(model)
+    assert not torch.equal(logits(model), before)
+    assert all(gradient.norm() > 0 for gradient in gradients(model).values())
+    model.save_pretrained(tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(logits(plain), logits(model), rtol=0, atol=1e-5)
+    assert torch.equal(logits(lerope.convert(plain)), logits(model))
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
@@ -721,8 +738,13 @@ def own_tables():
     return model
 
 
-def gpt_oss():
-    return AutoModelForCausalLM.from_config(GptOssConfig(**SHAPE, num_local_experts=2, num_experts_per_tok=1))
+def gptj():
+    return AutoModelForCausalLM.from_config(GPTJConfig(n_embd=32, n_layer=1, n_head=2, rotary_dim=8, vocab_size=97))
+
+
+def dinov3():
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    return AutoModel.from_config(DINOv3ViTConfig(**shape, image_size=32))
 
 
 def two_rotaries():
@@ -739,8 +761,9 @@ CASES = [
     (qwen2_vl, "lerope", "several axes"),
     (meta, "lerope", "meta device"),
     (dynamic, "lerope", "'dynamic' computes new frequencies"),
-    (own_tables, "lerope", "makes cosines and sines in a way.*not those of its inv_freq"),
-    (gpt_oss, "lerope", "GptOssRotaryEmbedding makes cosines and sines in a way"),
+    (own_tables, "lerope", "LlamaRotaryEmbedding makes cosines and sines in a way.*not from the positions"),
+    (gptj, "lerope", "GPTJForCausalLM turns queries and keys by tables inside each attention layer"),
+    (dinov3, "lerope", "DINOv3ViTRopePositionEmbedding makes cosines and sines in a way.*not from the positions"),
     (two_rotaries, "lerope", "one rotary module.*extra"),
     (make, "rope", "encoding must be.*got 'rope'"),
     (make, "lerope,sharing=layer", "encoding must be.*got 'lerope,sharing=layer'"),

@@ -85,6 +85,58 @@ QUERIES: dict[str, dict[str, Any]] = {
     "exaone4": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32},
 }
 
+_EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "first_k_dense_replace": 2,
+    "n_routed_experts": 2,
+}
+# Families that share a formula with one above or have one of their own: all that convert was tried with.
+MORE: dict[str, dict[str, Any]] = {
+    "arcee": {},
+    "deepseek_v2": {**_LATENT, "head_dim": 8},
+    "deepseek_v3": {**_LATENT, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 1},
+    "ernie4_5": {"head_dim": 16},
+    "gemma": {"head_dim": 16},
+    "glm4": {"head_dim": 16},
+    "gpt_neox": {},
+    "gpt_oss": {**_EXPERTS, "head_dim": 16, "sliding_window": 8},
+    "granite": {},
+    "granitemoe": _EXPERTS,
+    "helium": {"head_dim": 16},
+    "llama4_text": {
+        "head_dim": 16,
+        "intermediate_size_mlp": 64,
+        "num_local_experts": 2,
+        "no_rope_layers": [1, 0],
+        "attn_temperature_tuning": False,
+    },
+    "minimax_m2": {**_EXPERTS, "head_dim": 16},
+    "mixtral": _EXPERTS,
+    "modernbert-decoder": {"layer_types": ["sliding_attention", "full_attention"], "local_attention": 8},
+    "nemotron": {},
+    "olmo": {},
+    "olmo3": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8},
+    "qwen2": {},
+    "qwen3_5_text": {
+        "head_dim": 64,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
+    "qwen3_moe": {"head_dim": 16, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32},
+    "seed_oss": {"head_dim": 16},
+    "starcoder2": {},
+}
+EVERY = {*FAMILIES, *QUERIES, *MORE}
+
 SCALINGS: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 4.0},
     "llama3": {
@@ -110,6 +162,13 @@ def make(family: str = "llama", seed: int = 0, **changes: Any) -> Any:
     """A model in float32 and evaluation mode."""
     config_class, own = FAMILIES[family]
     return _made(config_class(**{**SHAPE, **own, **changes}), seed)
+
+
+def make_any(family: str) -> Any:
+    """A model of any of `EVERY`, in float32 and evaluation mode."""
+    if family in FAMILIES:
+        return make(family)
+    return _made(AutoConfig.for_model(family, **{**SHAPE, **QUERIES.get(family, {}), **MORE.get(family, {})}), seed=0)
 
 
 def make_other(family: str, **changes: Any) -> Any:

@@ -59,8 +59,10 @@ def test_permuter_round_trip_and_equivalence(head_dim, seed, heads, rest):
     assert torch.equal(lerope.permute_layout(interleaved, full, "half", rotary_dim=head_dim), weight)
     x = torch.randn(3, 5, dtype=torch.float64)
     frequencies = frequencies_of(seed, head_dim // 2).double()
-    one = lerope.rotate((x @ weight.T).view(3, heads, full), 11, frequencies, "half", head_dim)
-    other = lerope.rotate((x @ interleaved.T).view(3, heads, full), 11, frequencies, "interleaved", head_dim)
+    one = lerope.rotate((x @ weight.T).view(3, heads, full), 11, frequencies, "half", head_dim, heads_first=False)
+    other = lerope.rotate(
+        (x @ interleaved.T).view(3, heads, full), 11, frequencies, "interleaved", head_dim, heads_first=False
+    )
     permuted = lerope.permute_layout(one.flatten(-2), full, "interleaved", rotary_dim=head_dim, dim=-1)
     torch.testing.assert_close(other.flatten(-2), permuted, rtol=0, atol=1e-12)
 

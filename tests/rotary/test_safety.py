@@ -253,7 +253,7 @@ def test_frozen_frequencies_do_not_alias_what_they_came_from():
 
 def test_nothing_is_cached_while_frequencies_learn():
     encoding = lerope.LeRoPE(16)
-    x = torch.randn(1, 5, 1, 16)
+    x = torch.randn(1, 5, 2, 16)
     before, _ = encoding(x, None, 3)
     with torch.no_grad():
         encoding.alpha.add_(0.5)

@@ -234,7 +234,8 @@ def _extension(frequencies: Tensor, train_length: int, request: ExportRequest) -
 
 def _export_converted(model: Any, folder: Path, request: ExportRequest) -> None:
     """A converted transformers model: its own folder, with the recipe's config, and what an extension changes."""
-    from lerope.interop.huggingface import SHARED, rotary_of
+    from lerope.interop.huggingface import SHARED, is_property, rotary_of
+    from lerope.interop.reload import check_reload
 
     _check_converted(model, request)
     rotary = rotary_of(model)
@@ -258,12 +259,16 @@ def _export_converted(model: Any, folder: Path, request: ExportRequest) -> None:
         learned = tuple(f"{name}." for name, module in model.named_modules() if module is rotary)
         state = {name: value for name, value in model.state_dict().items() if not name.startswith(learned)}
         model.save_pretrained(folder, state_dict=state)
-    if SHARED in kinds and text is model.config:
+    if SHARED in kinds and text is model.config and not rotary.is_buffer:
         content = read_foreign_config(folder, "export the model again")
         if request.length is not None:
             content.pop("lerope")  # what `convert` continues from: the frequencies before their extension
             content["max_position_embeddings"] = request.length
-        _write_json(folder / CONFIG, longrope_config(content, extension.frequencies, rotary.scaling[SHARED]))
+        written = longrope_config(content, extension.frequencies, rotary.scaling[SHARED])
+        _write_json(folder / CONFIG, {key: value for key, value in written.items() if not is_property(text, key)})
+        obstacle = check_reload(model, folder, extension.frequencies)
+        if obstacle is not None:
+            warnings.warn(f"logits were not compared with those of plain transformers: {obstacle}.", stacklevel=3)
     if SHARED in kinds:
         encoding = kinds[SHARED]
         saved = replace(encoding.artifact(train_length), frequencies=extension.frequencies.tolist(), log_scales=None)

@@ -10,35 +10,38 @@ included. `save_pretrained` then writes a folder that plain transformers loads a
 import functools
 import inspect
 import json
-import math
 import os
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from lerope.core.checks import check_choice
 from lerope.core.encoding import Layout
 from lerope.core.files import staged
+from lerope.core.recipe import Kernel
 from lerope.core.run import CONFIG
 from lerope.interop.foreign import read_foreign_config
 from lerope.interop.longrope import longrope_config
-from lerope.rotary.encodings import Encoding, FrozenRoPE, LeRoPE, assign
+from lerope.interop.probe import arrangement, find_rotary, kinds, named, start
+from lerope.interop.qk_norm import defer_norms
+from lerope.interop.rotary import SHARED, Rotary
+from lerope.interop.specs import make_encoding
+from lerope.rotary.encodings import Encoding, LeRoPE, assign
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+__all__ = ["SHARED", "Rotary", "convert", "rotary_of", "saved_sets", "set_frequencies"]
+
 # The entry of config.json from which `convert` continues.
 ENTRY = "lerope"
-# What a set of frequencies is called where all layers share it.
-SHARED = "shared"
-# Positions at which a rotary module is probed to see how it arranges cosines and sines.
-_PROBE = (0, 1, 2, 3, 5, 11)
 
 
-def convert(model: "PreTrainedModel", encoding: str | Encoding = "lerope") -> "PreTrainedModel":
+def convert(
+    model: "PreTrainedModel", encoding: str | Encoding = "lerope", kernel: Kernel = "auto"
+) -> "PreTrainedModel":
     """Replaces a transformers model's rotary frequencies with learned ones, in place, and returns the model.
 
     Args:
@@ -49,29 +52,38 @@ def convert(model: "PreTrainedModel", encoding: str | Encoding = "lerope") -> "P
             an encoding with one set of frequencies, learned if it is
             a LeRoPE and fixed otherwise: for a model that is trained from scratch, because weights that were trained
             with other frequencies expect those.
+        kernel: what turns queries and keys: on CUDA our fused kernel, in float32 inside (auto); that or an error
+            (triton); or transformers' own formula (reference), as everywhere else.
 
     Example:
         model = lerope.convert(AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B-Base"))
         new = AutoModelForCausalLM.from_config(config)
         lerope.convert(new, encoding=lerope.preset("english", head_dim=128, train_length=4096))
     """
-    name, module = _find_rotary(model)
+    check_choice("kernel", kernel, Kernel)
+    name, module = find_rotary(model)
     config = model.config.get_text_config()
-    kinds = _kinds(module)
     starts = {}
-    for kind in kinds:
-        starts[kind] = _start(module, kind)
-    layout, casts = _arrangement(module, kinds[0], starts[kinds[0]])
+    for kind in kinds(module):
+        starts[kind] = start(module, kind)
+    first = next(iter(starts))
+    arranged = arrangement(module, first, starts[first])
+    layout: Layout = "half" if arranged.form in ("half", "once") else "interleaved"
     saved = (getattr(config, ENTRY, None) or {}).get("sets", {})
     encodings = {
-        kind: _encoding(encoding, kind, theta, saved.get(kind), config, layout).to(theta.device)
+        kind: make_encoding(encoding, kind, theta, saved.get(kind), config, layout).to(theta.device)
         for kind, theta in starts.items()
     }
-    scaling = {kind: float(getattr(module, _named(kind, "attention_scaling"))) for kind in kinds}
-    rotary = Rotary(encodings, scaling, layout, casts)
+    scaling = {kind: float(getattr(module, named(kind, "attention_scaling"))) for kind in starts}
+    rotary = Rotary(encodings, scaling, arranged, kernel)
+    rotary.plain = type(module)
+    rotary.is_buffer = "inv_freq" in module.state_dict()
     # Plain transformers skips frequencies in a checkpoint only under this name and where layers share them.
-    rotary.in_weights = SHARED in kinds and name.endswith("rotary_emb")
+    rotary.in_weights = SHARED in starts and name.endswith("rotary_emb") and not rotary.is_buffer
+    _check_saves(model, rotary)
     model.set_submodule(name, rotary)
+    if arranged.modeling is not None and kernel != "reference":
+        defer_norms(model, kernel)
     plain: Any = type(model)
     model.__class__ = _converted_class(plain)
     if not rotary.in_weights:
@@ -129,97 +141,6 @@ def set_frequencies(model: nn.Module, sets: dict[str, Any]) -> None:
             assign(encoding.alpha, torch.tensor(sets[kind]["alpha"]))
 
 
-class Rotary(nn.Module):
-    """What stands in for a transformers rotary module: positions to cosines and sines, with gradients.
-
-    The encodings are called `inv_freq` because plain transformers skips checkpoint keys of that name.
-
-    Args:
-        encodings: one per kind of layer, or one called `shared`.
-        scaling: what cosines and sines are multiplied by, for each of them.
-        layout: how the model pairs dimensions.
-        casts: whether cosines and sines come in the dtype of the hidden states.
-    """
-
-    def __init__(
-        self, encodings: dict[str, Encoding], scaling: dict[str, float], layout: Layout, casts: bool = True
-    ) -> None:
-        super().__init__()
-        self.inv_freq = encodings[SHARED] if SHARED in encodings else nn.ModuleDict(encodings)
-        self.scaling = scaling
-        self.layout = layout
-        self.casts = casts
-        self.in_weights = True
-        """Whether `save_pretrained` writes the frequencies among the weights; else only config.json has them."""
-        self.warns = True
-        """Whether to warn of weights that bring no frequencies."""
-
-    @property
-    def encodings(self) -> dict[str, Encoding]:
-        """The encodings by kind of layer; one called `shared` where there are no kinds."""
-        if isinstance(self.inv_freq, Encoding):
-            return {SHARED: self.inv_freq}
-        return {kind: encoding for kind, encoding in self.inv_freq.items() if isinstance(encoding, Encoding)}
-
-    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, (rows, length, rotary_dim), for hidden states x and integer positions."""
-        kind = layer_type or SHARED
-        encoding = self.inv_freq if isinstance(self.inv_freq, Encoding) else self.inv_freq[kind]
-        assert isinstance(encoding, Encoding)
-        learned = [p for p in encoding.parameters() if p.requires_grad]
-        if learned and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            cos, sin = _Tables.apply(encoding, position_ids, self.scaling[kind], *learned)
-        else:
-            cos, sin = _tables(encoding.frequencies(), position_ids, self.scaling[kind], self.layout)
-        dtype = x.dtype if self.casts else cos.dtype
-        return cos.to(x.device, dtype), sin.to(x.device, dtype)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        learns = any(p.requires_grad for p in self.parameters())
-        if learns and self.warns and not any(key.startswith(f"{prefix}inv_freq.") for key in state_dict):
-            warnings.warn(
-                "these weights hold no learned frequencies, so the model keeps those it has, which is right only if it "
-                "was converted from their folder; else load and convert that folder, or resume with LeropeCallback.",
-                stacklevel=2,
-            )
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-def _tables(frequencies: Tensor, positions: Tensor, scaling: float, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Cosines and sines in float32, each band twice, in the arithmetic order of transformers."""
-    phases = positions[..., None].to(frequencies.device, frequencies.dtype) * frequencies
-    phases = torch.cat((phases, phases), dim=-1) if layout == "half" else phases.repeat_interleave(2, dim=-1)
-    return phases.cos() * scaling, phases.sin() * scaling
-
-
-class _Tables(torch.autograd.Function):
-    """`_tables` of an encoding as one node that keeps no tensors.
-
-    Reentrant checkpointing runs backward once per layer through what layers share, so nothing here may be freed.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, encoding: Encoding, positions: Tensor, scaling: float, *learned: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        ctx.encoding, ctx.positions, ctx.scaling, ctx.learned = encoding, positions, scaling, learned
-        return _tables(encoding.frequencies(), positions, scaling, encoding.layout)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_cos: Tensor, grad_sin: Tensor) -> tuple[Tensor | None, ...]:
-        with torch.enable_grad():
-            frequencies = ctx.encoding.frequencies()
-        cos, sin = _tables(frequencies.detach(), ctx.positions, ctx.scaling, ctx.encoding.layout)
-        torque = grad_sin * cos - grad_cos * sin
-        split = (2, -1) if ctx.encoding.layout == "half" else (-1, 2)
-        torque = torque.unflatten(-1, split).sum(-2 if ctx.encoding.layout == "half" else -1)
-        wide = torch.float32 if torque.device.type == "mps" else torch.float64
-        offsets = ctx.positions[..., None].to(torque.device, wide)
-        gradient = (torque.to(wide) * offsets).flatten(0, -2).sum(0).to(frequencies.dtype)
-        return None, None, None, *torch.autograd.grad(frequencies, ctx.learned, gradient)
-
-
 class _Converted:
     """What a converted model's class adds: saving that carries the frequencies."""
 
@@ -232,17 +153,34 @@ class _Converted:
                 "push_to_hub=True would upload config.json before the frequencies are in it; save without it, then "
                 "call model.push_to_hub(name)."
             )
+        from lerope.interop.reload import check_reload
+
         model: Any = self
         rotary = rotary_of(model)
-        # FSDP2 gathers here, so every process takes part.
-        sets, frequencies = saved_sets(rotary), {k: e.frequencies().detach().cpu() for k, e in rotary.encodings.items()}
+        if rotary.is_buffer:
+            kwargs["state_dict"] = _with_buffer(model, rotary, kwargs.get("state_dict"))
+        # Trainer gathers what FSDP2 has spread and calls this in one process alone; else every process takes part here.
+        whole = gathered(model, rotary, kwargs.get("state_dict"))
+        sets, frequencies = saved_sets(whole), {k: e.frequencies().detach().cpu() for k, e in whole.encodings.items()}
         with staged(Path(save_directory), last=CONFIG, replaces=_WEIGHTS) as partial:
             super().save_pretrained(partial, *args, **kwargs)  # type: ignore[misc]
             if (partial / CONFIG).is_file():  # only the main process writes it
                 content = read_foreign_config(partial, "save the model again")
-                _put_frequencies(content, model.config, frequencies, rotary.scaling, sets)
+                if rotary.is_buffer:
+                    content[ENTRY] = {"sets": sets}
+                else:
+                    _put_frequencies(content, model.config, frequencies, rotary.scaling, sets)
                 text = json.dumps(content, indent=2, sort_keys=True) + "\n"
                 (partial / CONFIG).write_text(text, encoding="utf-8")
+                if not rotary.is_buffer:
+                    check_reload(model, partial)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Loads a model of the plain class and converts it: from a folder that was saved here, it continues."""
+        plain: Any = cls.plain
+        found = plain.from_pretrained(*args, **kwargs)
+        return (convert(found[0]), *found[1:]) if isinstance(found, tuple) else convert(found)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _empty, (self.plain,), self.__dict__
@@ -274,212 +212,73 @@ def _put_frequencies(
 ) -> None:
     """Writes frequencies into the content of config.json, for plain transformers and for us."""
     text = config.get_text_config()
-    if SHARED in frequencies:
-        written = longrope_config(text.to_dict(), frequencies[SHARED], scaling[SHARED])
-    else:
-        written = longrope_config(text.to_dict(), frequencies, scaling)
+    written = recipe_of(text, frequencies, scaling)
     section = _section(config)
     part = content if section is None else content.setdefault(section, {})
     for key in (*_WRITTEN, *_LEGACY):
         part.pop(key, None)
-    part |= {key: written[key] for key in _WRITTEN if key in written and not _is_property(text, key)}
+    part |= written
     part[ENTRY] = {"sets": sets}
 
 
-def _is_property(config: Any, key: str) -> bool:
+def recipe_of(text: Any, frequencies: dict[str, Tensor], scaling: dict[str, float]) -> dict[str, Any]:
+    """The fields of a language model's config with which plain transformers turns by these frequencies."""
+    if SHARED in frequencies:
+        written = longrope_config(text.to_dict(), frequencies[SHARED], scaling[SHARED])
+    else:
+        written = longrope_config(text.to_dict(), frequencies, scaling)
+    return {key: written[key] for key in _WRITTEN if key in written and not is_property(text, key)}
+
+
+def is_property(config: Any, key: str) -> bool:
     """Whether a config computes this field, so that config.json must not hold it."""
     return isinstance(inspect.getattr_static(type(config), key, None), property)
+
+
+def _check_saves(model: Any, rotary: Rotary) -> None:
+    """Raises before any training if what is learned could not be saved."""
+    if rotary.is_buffer:
+        return
+    frequencies = {kind: encoding.frequencies().detach() for kind, encoding in rotary.encodings.items()}
+    try:
+        recipe_of(model.config.get_text_config(), frequencies, rotary.scaling)
+    except ValueError as error:
+        raise ValueError(
+            f"{type(model).__name__} could not be saved with learned frequencies, because its config cannot hold "
+            f"them: {error}"
+        ) from None
+
+
+def gathered(model: nn.Module, rotary: Rotary, state: dict[str, Any] | None) -> Rotary:
+    """A rotary module whose parameters are whole: where FSDP2 has spread them, a copy with those of a state dict.
+
+    Without collectives, which one process alone would wait in for ever.
+    """
+    name = next(name for name, module in model.named_modules() if module is rotary)
+    found = {key: (state or {}).get(f"{name}.{key}") for key, _ in rotary.named_parameters()}
+    spread = any(hasattr(parameter, "full_tensor") for parameter in rotary.parameters())
+    if not spread or any(value is None or hasattr(value, "full_tensor") for value in found.values()):
+        return rotary
+    encodings: dict[str, Encoding] = {}
+    for kind, encoding in rotary.encodings.items():
+        alpha = found["inv_freq.alpha" if kind == SHARED else f"inv_freq.{kind}.alpha"]
+        assert isinstance(encoding, LeRoPE)
+        assert isinstance(alpha, Tensor)
+        copied = LeRoPE.starting_at(encoding.theta, encoding.head_dim, encoding.parametrization, layout=encoding.layout)
+        with torch.no_grad():
+            copied.alpha.copy_(alpha)
+        encodings[kind] = copied
+    return Rotary(encodings, rotary.scaling, rotary.arrangement, rotary.kernel)
+
+
+def _with_buffer(model: Any, rotary: Rotary, state: dict[str, Any] | None) -> dict[str, Any]:
+    """A state dict with the frequencies under the name of the buffer that plain transformers reads."""
+    name = next(name for name, module in model.named_modules() if module is rotary)
+    state = {key: value for key, value in (state or model.state_dict()).items() if not key.startswith(f"{name}.")}
+    return {**state, f"{name}.inv_freq": rotary.encodings[SHARED].frequencies().detach()}
 
 
 def _section(config: Any) -> str | None:
     """Where config.json keeps the language model's part; None if at the top."""
     text = config.get_text_config()
     return None if text is config else next(key for key, value in vars(config).items() if value is text)
-
-
-def _find_rotary(model: Any) -> tuple[str, nn.Module]:
-    """The name and module of a model's rotary embedding; raises where there is none that we can replace."""
-    try:
-        from transformers import PreTrainedModel
-    except ImportError:
-        raise ValueError("lerope.convert needs the package transformers: pip install 'lerope[hf]'.") from None
-    if not isinstance(model, PreTrainedModel):
-        hint = "convert the model inside before wrapping it" if hasattr(model, "modules") else "load one first"
-        raise ValueError(f"model must be a transformers model, {hint}; got {type(model).__name__}.")
-    if any(isinstance(m, Rotary) for m in model.modules()):
-        raise ValueError("model is already converted; its frequencies are in lerope.interop.huggingface.rotary_of.")
-    found = [(name, m) for name, m in model.named_modules() if _kinds(m)]
-    kind = type(model).__name__
-    if not found:
-        raise ValueError(f"model must have a rotary module (a RoPE model such as Llama); {kind} has none.")
-    parameters = str(getattr(model.config.get_text_config(), "rope_parameters", None))
-    if "mrope" in parameters or "mrope" in str(getattr(found[0][1], "config", "")):
-        raise ValueError(f"{kind} turns along several axes (M-RoPE), which one set of frequencies cannot express.")
-    if len(found) > 1:
-        names = ", ".join(name for name, _ in found)
-        raise ValueError(f"{kind} must have one rotary module for all layers to be converted; got {names}.")
-    return found[0]
-
-
-def _kinds(module: nn.Module) -> list[str]:
-    """The kinds of layers a rotary module has frequencies for; nothing if it is not a rotary module."""
-    buffers = [name for name, _ in module.named_buffers(recurse=False) if not name.endswith("original_inv_freq")]
-    if "inv_freq" in buffers:
-        return [SHARED]
-    return [name.removesuffix("_inv_freq") for name in buffers if name.endswith("_inv_freq")]
-
-
-def _named(kind: str, what: str) -> str:
-    """The attribute of a transformers rotary module that holds `what` for this kind of layer."""
-    return what if kind == SHARED else f"{kind}_{what}"
-
-
-def _start(module: Any, kind: str) -> Tensor:
-    """The frequencies a rotary module turns by; raises where they change with the length."""
-    rope_type = getattr(module, "rope_type", "default")
-    rope_type = rope_type[kind] if isinstance(rope_type, dict) else rope_type
-    if "dynamic" in rope_type:
-        raise ValueError(
-            f"rope_type {rope_type!r} computes new frequencies for every length, so there are none to learn; load the "
-            "model with rope_type 'default' or 'yarn'."
-        )
-    theta: Tensor = getattr(module, _named(kind, "inv_freq"))
-    if rope_type == "longrope":
-        theta = getattr(module, _named(kind, "original_inv_freq"))
-        parameters = _rope_parameters(module.config, kind)
-        if parameters.get("short_factor") != parameters.get("long_factor"):
-            warnings.warn(
-                "the model switches to long_factor beyond "
-                f"{parameters.get('original_max_position_embeddings')} positions; the converted one keeps its "
-                "frequencies for short inputs at every length.",
-                stacklevel=3,
-            )
-    if theta.is_meta:
-        raise ValueError("model is on the meta device and holds no frequencies; load its weights before converting.")
-    if theta.ndim != 1:
-        raise ValueError(f"frequencies must be one list for all heads; got inv_freq of shape {tuple(theta.shape)}.")
-    if theta.dtype != torch.float32:
-        warnings.warn(
-            f"a cast to {theta.dtype} has rounded the model's frequencies, and the learned ones start there; load it "
-            "with dtype=... or convert it before the cast.",
-            stacklevel=3,
-        )
-    return theta.detach().float()
-
-
-def _rope_parameters(config: Any, kind: str) -> dict[str, Any]:
-    """What a config says about RoPE for a kind of layer."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    found: dict[str, Any] = parameters if kind == SHARED else parameters.get(kind) or {}
-    return found
-
-
-def _arrangement(module: Any, kind: str, theta: Tensor) -> tuple[Layout, bool]:
-    """How a rotary module pairs dimensions and whether it casts, seen by calling it at a few positions."""
-    positions = torch.tensor([_PROBE], device=theta.device)
-    extra = [] if kind == SHARED else [kind]
-    scaling = float(getattr(module, _named(kind, "attention_scaling"), math.nan))
-    try:
-        cos, sin = module(torch.zeros(1, 1, 1, device=theta.device), positions, *extra)
-        narrow = module(torch.zeros(1, 1, 1, device=theta.device, dtype=torch.bfloat16), positions, *extra)[0]
-        layouts: tuple[Layout, ...] = ("half", "interleaved")
-        for layout in layouts:
-            expected_cos, expected_sin = _tables(theta, positions, scaling, layout)
-            if (
-                cos.shape == expected_cos.shape
-                and torch.allclose(cos, expected_cos)
-                and torch.allclose(sin, expected_sin)
-            ):
-                return layout, narrow.dtype == torch.bfloat16
-        reason = "they are not those of its inv_freq"
-    except (TypeError, ValueError, RuntimeError, IndexError) as error:
-        reason = str(error).splitlines()[0]
-    raise ValueError(f"{type(module).__name__} makes cosines and sines in a way that convert does not know: {reason}.")
-
-
-def _encoding(
-    spec: str | Encoding, kind: str, theta: Tensor, saved: dict[str, Any] | None, config: Any, layout: Layout
-) -> Encoding:
-    """The encoding that `spec` names, at the model's frequencies or where a saved folder left off; or is."""
-    if not isinstance(spec, str | Encoding):
-        raise ValueError(f"encoding must be text or a lerope.Encoding; got {type(spec).__name__}.")
-    name, _, option = spec.partition(",") if isinstance(spec, str) else ("", "", "")
-    head_dim = max(_head_dim(config), 2 * len(theta))
-    base = _rope_parameters(config, kind).get("rope_theta")
-    encoding: Encoding
-    if isinstance(spec, Encoding):
-        encoding = _given(spec, type(spec).__name__, kind, theta, head_dim, layout)
-    elif name.startswith("preset:"):
-        raise ValueError(
-            f"encoding {spec!r} does not say for which train length; give encoding=lerope.preset("
-            f"{name.partition(':')[2]!r}, head_dim={2 * len(theta)}, train_length=...)."
-        )
-    elif name.endswith(".json"):
-        if option not in ("", "head_dim=resample"):
-            raise ValueError(f"encoding {spec!r} takes no option but head_dim=resample; got {option!r}.")
-        loaded = FrozenRoPE.load(name, 2 * len(theta) if option else None)
-        encoding = _given(loaded, spec, kind, theta, head_dim, layout)
-    elif name not in ("lerope", "frozen") or (option and not spec.startswith("lerope,parametrization=")):
-        raise ValueError(
-            "encoding must be lerope, lerope,parametrization=log, linear or direct, frozen, or a frequencies.json; "
-            f"got {spec!r}."
-        )
-    else:
-        asked: Any = option.partition("=")[2]
-        stored = (saved or {}).get("parametrization")
-        if asked and stored and asked != stored:
-            raise ValueError(
-                f"encoding {spec!r} differs from the folder's, which learned with parametrization={stored}; use "
-                "encoding='lerope' to continue, or delete the lerope entry of its config.json to start again."
-            )
-        start = theta if saved is None else torch.tensor(saved["theta"])
-        encoding = LeRoPE.starting_at(start, head_dim, asked or stored or "log", layout=layout)
-        if saved is not None and "alpha" in saved:
-            with torch.no_grad():
-                encoding.alpha.copy_(torch.tensor(saved["alpha"]))
-        _check_same(encoding.frequencies().detach(), theta, saved)
-        encoding = encoding.freeze() if name == "frozen" else encoding
-    encoding.base = None if base is None else float(base)
-    return encoding
-
-
-def _head_dim(config: Any) -> int:
-    """Dimensions of one head; raises where layers differ."""
-    if getattr(config, "is_heterogeneous", False):
-        raise ValueError(
-            f"a {config.model_type} model has heads of several sizes, which the config convert saves cannot express."
-        )
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-def _check_same(frequencies: Tensor, theta: Tensor, saved: dict[str, Any] | None) -> None:
-    """Raises if a folder's RoPE was changed after we wrote it."""
-    # The recipe's factors give the frequencies back to a rounding or two of float32.
-    if saved is not None and not torch.allclose(frequencies, theta.cpu(), rtol=1e-6, atol=1e-25):
-        raise ValueError(
-            "config.json has frequencies other than its lerope entry's, so one of them was changed by hand; delete "
-            "the entry to start from the others."
-        )
-
-
-def _given(given: Encoding, name: str, kind: str, theta: Tensor, head_dim: int, layout: Layout) -> Encoding:
-    """An encoding of the user's for the model, if it fits: its frequencies, learned if it is a LeRoPE."""
-    if kind != SHARED:
-        raise ValueError(f"encoding {name!r} is one set of frequencies, but the model has one per kind of layer.")
-    if given.sharing != "shared" or given.rotary_dim != 2 * len(theta):
-        raise ValueError(
-            f"{name} must have one set of {len(theta)} bands for this model; got {given.rotary_dim // 2} bands with "
-            f"sharing={given.sharing!r}."
-        )
-    learns = any(p.requires_grad for p in given.parameters())
-    if learns and not isinstance(given, LeRoPE):
-        raise ValueError(f"{name} must be a LeRoPE to be learned in this model; freeze it with .freeze() if need be.")
-    # Cosines and sines go to dimensions as the model pairs them, whatever the layout of the model they come from.
-    values = given.frequencies().detach()
-    made: Encoding
-    if isinstance(given, LeRoPE) and learns:
-        made = LeRoPE.starting_at(values, head_dim, given.parametrization, layout=layout)
-    else:
-        made = FrozenRoPE(values, head_dim, layout=layout)
-    made.origin = given.origin
-    return made

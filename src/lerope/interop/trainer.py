@@ -18,7 +18,8 @@ from transformers.trainer_callback import ExportableState
 
 from lerope.core.files import parse_object, read_bytes
 from lerope.core.run import HISTORY
-from lerope.interop.huggingface import SHARED, Rotary, rotary_of, saved_sets, set_frequencies
+from lerope.interop.huggingface import rotary_of, saved_sets, set_frequencies
+from lerope.interop.rotary import SHARED, Rotary
 from lerope.rotary.encodings import Encoding
 from lerope.rotary.frequencies import wavelengths
 from lerope.rotary.optim import GradientNorms, clip_grad_norm_, frequency_parameters
@@ -48,11 +49,12 @@ class LeropeCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         self.norms: GradientNorms | None = None
         self.hook: Any = None
         self.model: Any = None
+        self.gathered: dict[str, Any] | None = None
 
     def state(self) -> dict[str, Any]:
         """What Trainer writes into every checkpoint's trainer_state.json."""
         carries = _is_converted(self.model) and not rotary_of(self.model).in_weights
-        sets = saved_sets(rotary_of(self.model)) if carries else None
+        sets = (self.gathered or saved_sets(rotary_of(self.model))) if carries else None
         return {"args": {"frequency_max_norm": self.frequency_max_norm}, "attributes": {"sets": sets}}
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -81,6 +83,11 @@ class LeropeCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.norms = clip_grad_norm_(kwargs["model"], getattr(args, _MAX_NORM) or math.inf, self.frequency_max_norm)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # FSDP2 gathers here, in every process: only one of them asks for `state`.
+        spread = any(hasattr(p, "full_tensor") for p in frequency_parameters(self.model).values())
+        self.gathered = saved_sets(rotary_of(self.model)) if spread and _is_converted(self.model) else None
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if "loss" not in kwargs["logs"] or self.hook is None:

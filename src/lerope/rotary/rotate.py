@@ -1,12 +1,13 @@
-"""The rotation itself: one formula, exact gradients for inputs and frequencies, float32 inside.
+"""The rotation itself: exact gradients for inputs and frequencies, float32 inside, by whichever kernel can run.
 
 Shapes: x is (..., length, heads, head_dim), positions (..., length), frequencies (bands,), (heads, bands) or anything
 that broadcasts to (..., length, heads, bands).
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from copy import copy
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +16,9 @@ from torch.nn import functional
 from lerope.core.checks import check_choice, check_positive, check_rotary_dim
 from lerope.core.encoding import Layout
 from lerope.core.recipe import Kernel
+from lerope.rotary import formula
 from lerope.rotary.dispatch import Choice, choose
 from lerope.rotary.frequencies import check_frequencies
-
-# Elements the CPU works on at a time: the temporaries of one tile then stay in its cache.
-_TILE_ELEMENTS = 1 << 19
 
 
 def rotate(
@@ -29,6 +28,8 @@ def rotate(
     layout: Layout = "half",
     rotary_dim: int | None = None,
     kernel: Kernel = "auto",
+    heads_first: bool | None = None,
+    axes: int = 1,
 ) -> Tensor:
     """Turns band m of every head of `x` by positions * frequencies[m].
 
@@ -41,11 +42,16 @@ def rotate(
         rotary_dim: turn only the first `rotary_dim` dimensions of each head. This is the prefix-partial rotary of
             GPT-NeoX and Phi; p-RoPE instead spans the whole head and gives slow bands frequency zero.
         kernel: the fused Triton kernel where it can run (auto), that kernel or an error (triton), or plain torch.
+        heads_first: whether x is (..., heads, length, head_dim) instead; must be said only where one integer is the
+            position and x might be one token of several heads or several tokens of one head.
+        axes: of positions, which are then (..., length, axes); bands are dealt out evenly among them, in blocks.
     """
     # On a GPU, looking at the values would stall the queue; in a compiled graph it would break the graph.
     look = getattr(frequencies, "device", None) == torch.device("cpu") and not torch.compiler.is_compiling()
     check_frequencies(frequencies, look)
-    return _rotation(x, positions, frequencies, layout, rotary_dim, kernel).turn(x)
+    x = heads_last("x", x, heads_first)
+    turned = _rotation(x, positions, frequencies, layout, rotary_dim, kernel, heads_first, axes).turn(x)
+    return turned.transpose(-3, -2) if heads_first else turned
 
 
 def rerotate(
@@ -59,10 +65,11 @@ def rerotate(
     old, new = check_frequencies(old).detach(), check_frequencies(new).detach()
     if old.shape[-1] != new.shape[-1]:
         raise ValueError(f"old and new must have the same number of bands; got {old.shape[-1]} and {new.shape[-1]}.")
-    rotation = _rotation(k, positions, new, layout, rotary_dim, "reference")
-    positions = as_positions(positions, k)
-    phases = _phases(positions, new).double() - _phases(positions, old).double()
-    rotation.cos, rotation.sin = phases.cos().to(new.dtype), phases.sin().to(new.dtype)
+    rotation = _rotation(k, positions, new, layout, rotary_dim, "reference", heads_first=False)
+    positions = as_positions(positions, [k], heads_first=False)
+    phases = [(positions[..., None, None].to(values.dtype) * values).double() for values in (new, old)]
+    change = phases[0] - phases[1]
+    rotation.cos, rotation.sin = change.cos().to(new.dtype), change.sin().to(new.dtype)
     return rotation.turn(k)
 
 
@@ -118,6 +125,8 @@ class Rotation:
         origin: Tensor | int = 0,
         length: int | None = None,
         kernel: Kernel = "auto",
+        scale: float = 1.0,
+        axes: int = 1,
     ):
         """Builds the tables.
 
@@ -129,6 +138,9 @@ class Rotation:
             length: a promise that positions lie in [0, length). The fused kernel then reads one small table however
                 many tokens there are, and gives NaN where the promise is broken.
             kernel: the fused Triton kernel where it can run (auto), that kernel or an error (triton), or plain torch.
+            scale: what turned dimensions are multiplied by, as YaRN's attention factor.
+            axes: of positions, which are then (..., length, axes), as of an image's patches. Bands are dealt out
+                evenly: the first bands / axes turn along the first axis, and so on.
         """
         check_choice("layout", layout, Layout)
         check_choice("kernel", kernel, Kernel)
@@ -142,27 +154,39 @@ class Rotation:
             )
         self.layout, self.kernel = layout, kernel
         self.head_dim = 2 * frequencies.shape[-1] if head_dim is None else head_dim
-        self.offsets = (positions.long() - origin).to(frequencies.dtype)[..., None, None]
+        positions = _of_bands(positions, frequencies.shape[-1], axes)
+        offsets = positions.long() - (origin[..., None, None] if isinstance(origin, Tensor) else origin)
+        self.offsets = offsets.to(frequencies.dtype)
         self.index: Tensor | None = None
         if length is not None:
             check_positive("length", length)
             fuses = choose(kernel, frequencies=frequencies).kernel == "triton"
-            if fuses and positions.ndim > 1 and frequencies.ndim <= 2:
+            if fuses and positions.ndim > 3 and frequencies.ndim <= 2 and axes == 1:
                 outside = (positions < 0) | (positions >= length)
-                self.index = positions.masked_fill(outside, length).to(torch.int32)
-                positions = torch.arange(length, device=positions.device)
-        phases = _phases(positions, frequencies).detach()
+                self.index = positions.masked_fill(outside, length)[..., 0, 0].to(torch.int32)
+                positions = torch.arange(length, device=positions.device)[:, None, None]
+        phases = (positions.to(frequencies.dtype) * frequencies).detach()
         if self.index is not None:
             # One more entry, for positions that break the promise.
             phases = functional.pad(phases, (0, 0, 0, 0, 0, 1), value=math.nan)
         self.cos, self.sin = phases.cos(), phases.sin()
+        if scale != 1.0:
+            self.cos, self.sin = self.cos * scale, self.sin * scale
+
+    def to(self, device: torch.device | str | int) -> "Rotation":
+        """The same rotation on another device; the frequencies there have a gradient too."""
+        moved = copy(self)
+        moved.frequencies, moved.cos, moved.sin = (t.to(device) for t in (self.frequencies, self.cos, self.sin))
+        moved.offsets = self.offsets.to(device)
+        moved.index = None if self.index is None else self.index.to(device)
+        return moved
 
     def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Turns queries and keys."""
         if q.shape[:-2] == k.shape[:-2] and q.dtype == k.dtype and self.choice(q, k).kernel == "triton":
             self._check("q", q)
             self._check("k", k)
-            return self._fused(q, k)
+            return self._launched(q, k, self._arguments(q))
         return self.turn(q, "q"), self.turn(k, "k")
 
     def after_norm(self, q: Tensor, k: Tensor, q_norm: nn.RMSNorm, k_norm: nn.RMSNorm) -> tuple[Tensor, Tensor]:
@@ -173,17 +197,27 @@ class Rotation:
         arguments = self.fused(q, k, q_norm, k_norm)
         if arguments is None:
             return self(q_norm(q), k_norm(k))
-        from lerope.rotary.operators import rotary
+        return self._launched(q, k, arguments)
 
-        out: tuple[Tensor, Tensor] = rotary(q, k, *arguments)
-        return out
+    def after_gains(
+        self, q: Tensor, k: Tensor, q_gain: Tensor, k_gain: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor] | None:
+        """Turns q and k after RMS norms with these gains, (head_dim,) each, in one kernel; None if that cannot run."""
+        arguments = self._fused_after(q, k, q_gain, k_gain, eps)
+        return None if arguments is None else self._launched(q, k, arguments)
 
     def fused(self, q: Tensor, k: Tensor, q_norm: nn.RMSNorm, k_norm: nn.RMSNorm) -> Arguments | None:
         """What the fused kernel needs, besides q and k, to turn them after their norms; None if it cannot."""
         if type(self) is not Rotation or any(type(norm) is not nn.RMSNorm for norm in (q_norm, k_norm)):
             return None  # a subclass with work of its own
-        gains, eps = (q_norm.weight, k_norm.weight), q_norm.eps
-        fits = eps and eps > 0 and eps == k_norm.eps and all(g is not None and g.shape == q.shape[-1:] for g in gains)
+        eps = q_norm.eps
+        if not eps or eps != k_norm.eps or q_norm.weight is None or k_norm.weight is None:
+            return None
+        return self._fused_after(q, k, q_norm.weight, k_norm.weight, eps)
+
+    def _fused_after(self, q: Tensor, k: Tensor, q_gain: Tensor, k_gain: Tensor, eps: float) -> Arguments | None:
+        gains = (q_gain, k_gain)
+        fits = eps > 0 and all(gain.shape == q.shape[-1:] for gain in gains)
         same = q.shape[:-2] == k.shape[:-2] and q.dtype == k.dtype
         if not fits or not same or self.choice(q, k, *gains).kernel != "triton":
             return None
@@ -195,28 +229,31 @@ class Rotation:
         """Turns one tensor of shape (..., length, heads, head_dim)."""
         self._check(name, x)
         if self.choice(x).kernel == "triton":
-            return self._fused(x, None)[0]
+            return self._launched(x, None, self._arguments(x))[0]
         frequencies, cos, sin, offsets = self.frequencies, self.cos, self.sin, self.offsets
         if self.index is not None:
             cos, sin = cos[self.index], sin[self.index]
         half, num_sets = self.layout == "half", cos.shape[-2]
         if num_sets == 1 or num_sets == x.shape[-2]:
-            return _apply(x, frequencies, cos, sin, offsets, half, -3)
+            return formula.turn(x, frequencies, cos, sin, offsets, half, -3)
         # Grouped queries: the heads of a group turn like the key head they read.
         tables = (t.unsqueeze(-2) for t in (frequencies, cos, sin, offsets))
-        return _apply(x.unflatten(-2, (num_sets, -1)), *tables, half, -4).flatten(-3, -2)
+        return formula.turn(x.unflatten(-2, (num_sets, -1)), *tables, half, -4).flatten(-3, -2)
 
     def choice(self, *tensors: Tensor) -> Choice:
         """Which kernel turns these tensors, and why; raises if one requested by name cannot run."""
         chosen = choose(self.kernel, *tensors, frequencies=self.frequencies)
-        if chosen.kernel == "triton" and self.index is None and not self._lies_along(tensors[0]):
-            if self.kernel == "triton":
-                raise ValueError(
-                    "kernel 'triton' cannot run here, because positions broadcast over inner dimensions; give every "
-                    "token its position, or leave the kernel at 'auto'."
-                )
-            return Choice("reference", "positions broadcast over inner dimensions")
-        return chosen
+        if chosen.kernel == "reference":
+            return chosen
+        if self.frequencies.requires_grad and self.offsets.shape[-1] > 1:
+            reason, fix = "positions have several axes and frequencies are learned", "leave"
+        elif self.index is None and not self._lies_along(tensors[0]):
+            reason, fix = "positions broadcast over inner dimensions", "give every token its position, or leave"
+        else:
+            return chosen
+        if self.kernel == "triton":
+            raise ValueError(f"kernel 'triton' cannot run here, because {reason}; {fix} the kernel at 'auto'.")
+        return Choice("reference", reason)
 
     def _lies_along(self, x: Tensor) -> bool:
         """Whether the tables, repeated end to end, give each token of x its own."""
@@ -230,10 +267,11 @@ class Rotation:
             lead = lead[1:]
         return lead
 
-    def _fused(self, q: Tensor, k: Tensor | None) -> tuple[Tensor, Tensor]:
+    @staticmethod
+    def _launched(q: Tensor, k: Tensor | None, arguments: Arguments) -> tuple[Tensor, Tensor]:
         from lerope.rotary.operators import rotary
 
-        out: tuple[Tensor, Tensor] = rotary(q, k, *self._arguments(q))
+        out: tuple[Tensor, Tensor] = rotary(q, k, *arguments)
         return out
 
     def _arguments(
@@ -261,18 +299,36 @@ class Rotation:
         wanted = x.shape[:-2]
         pairs = zip(reversed(lead), reversed(wanted), strict=False)
         if len(lead) > len(wanted) or any(a != 1 and a != b for a, b in pairs):
+            hint = "; pass heads_first=True if heads come before the length" if x.shape[-2] == lead[-1] else ""
             raise ValueError(
                 f"positions must broadcast to {tuple(wanted)}, the dimensions of {name} before heads and head_dim; "
-                f"got {tuple(lead)}."
+                f"got {tuple(lead)}{hint}."
             )
 
 
-def as_positions(positions: Tensor | int, x: Tensor) -> Tensor:
-    """Positions as a tensor with a length: a single integer is the position of x's first token."""
-    if isinstance(positions, int) and not isinstance(positions, bool):
-        return torch.arange(positions, positions + x.shape[-3], device=x.device)
-    positions = check_positions(positions)
-    return positions + torch.arange(x.shape[-3], device=x.device) if positions.ndim == 0 else positions
+def heads_last(name: str, x: Tensor, heads_first: bool | None) -> Tensor:
+    """x as (..., length, heads, head_dim), from (..., heads, length, head_dim) where heads come first."""
+    if heads_first not in (None, True, False):
+        raise ValueError(f"heads_first must be True or False; got {heads_first!r}.")
+    return check_heads(name, x).transpose(-3, -2) if heads_first else x
+
+
+def as_positions(positions: Tensor | int, given: Sequence[Tensor], heads_first: bool | None = None) -> Tensor:
+    """Positions as a tensor with a length: a single integer is the position of the first token of what is given.
+
+    Raises where a single integer leaves open which dimension holds the tokens, unless `heads_first` was said.
+    """
+    length, device = given[0].shape[-3], given[0].device
+    is_one = isinstance(positions, int) and not isinstance(positions, bool)
+    if not is_one and check_positions(positions).ndim:
+        assert isinstance(positions, Tensor)
+        return positions
+    if heads_first is None and length > 1 and all(x.shape[-2] == 1 for x in given):
+        raise ValueError(
+            f"a tensor of shape {tuple(given[0].shape)} may be {length} tokens of one head, or one token of {length} "
+            "heads if they come first; pass heads_first=False or heads_first=True."
+        )
+    return positions + torch.arange(length, device=device)
 
 
 def check_positions(positions: object) -> Tensor:
@@ -296,103 +352,34 @@ def check_heads(name: str, x: object, head_dim: int | None = None) -> Tensor:
 
 
 def _rotation(
-    x: Tensor, positions: Tensor | int, frequencies: Tensor, layout: Layout, rotary_dim: int | None, kernel: Kernel
+    x: Tensor,
+    positions: Tensor | int,
+    frequencies: Tensor,
+    layout: Layout,
+    rotary_dim: int | None,
+    kernel: Kernel,
+    heads_first: bool | None,
+    axes: int = 1,
 ) -> Rotation:
+    """The rotation of x, (..., length, heads, head_dim), whatever order it came in."""
     rotary_dim = check_rotary_dim(check_heads("x", x).shape[-1], rotary_dim)
     if 2 * frequencies.shape[-1] != rotary_dim:
         raise ValueError(
             f"frequencies must have {rotary_dim // 2} bands to turn {rotary_dim} dimensions of each head; "
             f"got {frequencies.shape[-1]}. To turn only the first dimensions, pass rotary_dim."
         )
-    return Rotation(as_positions(positions, x), frequencies, layout, x.shape[-1], kernel=kernel)
+    return Rotation(
+        as_positions(positions, [x], heads_first), frequencies, layout, x.shape[-1], kernel=kernel, axes=axes
+    )
 
 
-def _phases(positions: Tensor, frequencies: Tensor) -> Tensor:
-    """(..., length, 1 or heads, bands): one correctly rounded product each while positions stay below 2^24."""
-    return positions[..., None, None].to(frequencies.dtype) * frequencies
-
-
-def _split(x: Tensor, bands: int, half: bool) -> tuple[Tensor, Tensor]:
-    """The first and the second coordinate of every band."""
-    if half:
-        return x[..., :bands], x[..., bands : 2 * bands]
-    return x[..., 0 : 2 * bands : 2], x[..., 1 : 2 * bands : 2]
-
-
-def _turned(x: Tensor, both: Tensor, sin: Tensor, half: bool, out: Tensor | None = None) -> Tensor:
-    """R x, where R turns every band by its phase: the formula that everything fast is tested against.
-
-    `both` holds the cosine of each dimension's band, and 1 for dimensions that do not turn.
-    """
-    out = torch.mul(x, both, out=out)
-    (a, b), (out_a, out_b) = (_split(t, sin.shape[-1], half) for t in (x, out))
-    out_a.addcmul_(b, sin, value=-1)
-    out_b.addcmul_(a, sin)
-    return out
-
-
-def _torque(out: Tensor, grad: Tensor, cos: Tensor, half: bool) -> Tensor:
-    """dL/dphase = grad . J out, summed down to the shape of the tables; it needs only the rotated output."""
-    a, b = _split(out.to(cos.dtype), cos.shape[-1], half)
-    grad_a, grad_b = _split(grad.to(cos.dtype), cos.shape[-1], half)
-    return torch.addcmul(grad_b * a, grad_a, b, value=-1).sum_to_size(cos.shape)
-
-
-def _tiles(x: Tensor, cos: Tensor, token_dim: int) -> list[tuple[int, int]]:
-    """(start, number) of the tokens the CPU takes at a time; empty where all go at once."""
-    length = x.shape[token_dim]
-    eager_cpu = x.device.type == "cpu" and not torch.compiler.is_compiling()
-    if not eager_cpu or x.numel() <= _TILE_ELEMENTS or cos.shape[token_dim] != length:
-        return []
-    width = math.ceil(length * _TILE_ELEMENTS / x.numel())
-    return [(start, min(width, length - start)) for start in range(0, length, width)]
-
-
-class _Rotate(torch.autograd.Function):
-    """x -> R x with gradients for x and for the frequencies behind cos and sin."""
-
-    @staticmethod
-    def forward(
-        x: Tensor, frequencies: Tensor, cos: Tensor, sin: Tensor, offsets: Tensor, half: bool, token_dim: int
-    ) -> Tensor:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        cos, sin = cos.to(wide), sin.to(wide)
-        both = torch.cat((cos, cos), dim=-1) if half else cos.repeat_interleave(2, dim=-1)
-        both = nn.functional.pad(both, (0, x.shape[-1] - both.shape[-1]), value=1.0)
-        tiles = _tiles(x, cos, token_dim)
-        if not tiles:
-            out = _turned(x.to(wide), both, sin, half)
-            # torch 2.11 silently compiles a forward that ends in a cast to its own dtype to gradients of zero.
-            return out if wide == x.dtype else out.to(x.dtype)
-        out = torch.empty_like(x)
-        buffers = torch.empty((2, *x.narrow(token_dim, *tiles[0]).shape), dtype=wide) if wide != x.dtype else ()
-        for tile in tiles:
-            source, target, c, s = (t.narrow(token_dim, *tile) for t in (x, out, both, sin))
-            if wide == x.dtype:
-                _turned(source, c, s, half, out=target)
-            else:
-                wide_source, wide_target = (buffer.narrow(token_dim, 0, tile[1]) for buffer in buffers)
-                target.copy_(_turned(wide_source.copy_(source), c, s, half, out=wide_target))
-        return out
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, frequencies, cos, sin, offsets, ctx.half, ctx.token_dim = inputs
-        # Attention usually keeps the rotated output anyway, so learning the frequencies costs no memory.
-        ctx.save_for_backward(frequencies, cos, sin, offsets, output if frequencies.requires_grad else None)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        frequencies, cos, sin, offsets, out = ctx.saved_tensors
-        grad_x = grad_frequencies = None
-        if ctx.needs_input_grad[0]:
-            grad_x = _apply(grad, frequencies, cos, -sin, -offsets, ctx.half, ctx.token_dim)
-        if ctx.needs_input_grad[1]:
-            dim, tiles = ctx.token_dim, _tiles(grad, cos, ctx.token_dim)
-            parts = [[t.narrow(dim, *tile) for t in (out, grad, cos)] for tile in tiles] or [[out, grad, cos]]
-            torque = torch.cat([_torque(o, g, c, ctx.half) for o, g, c in parts], dim=dim)
-            grad_frequencies = (torque * offsets).sum_to_size(frequencies.shape)
-        return grad_x, grad_frequencies, None, None, None, None, None
-
-
-_apply: Callable[..., Tensor] = _Rotate.apply
+def _of_bands(positions: Tensor, bands: int, axes: int) -> Tensor:
+    """(..., length, 1, 1), or with several axes each band's position along its own, (..., length, 1, bands)."""
+    if check_positive("axes", axes) == 1:
+        return positions[..., None, None]
+    if bands % axes or positions.shape[-1] != axes or positions.ndim < 2:
+        raise ValueError(
+            f"positions must have shape (..., length, {axes}) and bands must be a multiple of {axes}, the number of "
+            f"axes; got positions of shape {tuple(positions.shape)} and {bands} bands."
+        )
+    return positions.repeat_interleave(bands // axes, dim=-1)[..., None, :]
