@@ -99,7 +99,7 @@ def main() -> None:
             for row in rows:
                 error = "" if row["error"] is None else f"{row['error']:.1e}"
                 print(
-                    f"{architecture:12} {row['engine']:20} {row['version']:10} {row['verdict']:20} {error} {row['note']}"
+                    f"{architecture:12} {row['engine']:20} {row['version']:10} {row['verdict']:20} {error}", row["note"]
                 )
     if args.out == RESULTS:
         write_tables(json.loads(args.out.read_text())["tried"])

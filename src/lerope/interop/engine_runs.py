@@ -105,14 +105,27 @@ def run_onnx(folder: Path, tokens: list[int], num_tokens: int) -> Ran:
 
 
 def run_sglang(folder: Path, tokens: list[int], num_tokens: int) -> Ran:
-    """SGLang: greedy tokens only."""
-    sglang = importlib.import_module("sglang")
-    engine = sglang.Engine(model_path=str(folder), dtype="float32", skip_tokenizer_init=True, disable_cuda_graph=True)
+    """SGLang, in float32; on the CPU where there is nothing else. Log-probabilities as from vLLM."""
+    torch, sglang = importlib.import_module("torch"), importlib.import_module("sglang")
+    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    listed: dict[str, Any] = {}
+    if vocab_size <= _MOST_LISTED:
+        listed = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": vocab_size}
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    engine = sglang.Engine(model_path=str(folder), dtype="float32", skip_tokenizer_init=True, device=device)
     try:
         how = {"temperature": 0.0, "max_new_tokens": num_tokens, "ignore_eos": True}
-        return None, list(engine.generate(input_ids=tokens, sampling_params=how)["output_ids"])
+        done = engine.generate(input_ids=tokens, sampling_params=how, **listed)
     finally:
         engine.shutdown()
+    ids = [int(token) for token in done["output_ids"]]
+    if not listed:
+        return None, ids
+    rows = np.empty((len(tokens) - 1, vocab_size), np.float32)
+    for row, found in zip(rows, done["meta_info"]["input_top_logprobs"][1:], strict=True):
+        for value, token, *_ in found:
+            row[token] = value
+    return rows, ids
 
 
 def run_llama_cpp(folder: Path, tokens: list[int], num_tokens: int) -> Ran:

