@@ -3,7 +3,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test test-all test-gpu lint lint-page format bench figures docs docs-ready package results clean
+.PHONY: help demo test test-all test-gpu test-engines engines lint lint-page format bench figures docs docs-ready package \
+  results clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -24,10 +25,16 @@ test: lint      ## lint, types and every test that is quick and needs no GPU
 	@$(PYTEST)
 
 test-all: lint lint-page  ## what CI runs: all that needs no GPU (kills, browser, the demo, every study in small)
-	@$(PYTEST) -m 'not gpu'
+	@$(PYTEST) -m 'not gpu and not engines'
 
 test-gpu: $(READY)  ## the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu --numprocesses 8
+
+engines: $(READY)  ## an environment for each serving engine, in .engines (a few GB; what does not install here is left out)
+	@$(BIN)/python tests/engines/environments.py .engines
+
+test-engines: engines  ## exports in serving engines that are really run
+	@$(BIN)/python -m pytest -m engines
 
 lint: $(READY)  ## ruff (format and rules) and mypy
 	@$(BIN)/ruff format --check --quiet . || (echo "run: make format"; exit 1)
@@ -80,4 +87,8 @@ results: $(READY)  ## docs/results.md, its figures and the README's table, from 
 	@$(BIN)/python results/page.py
 
 clean:          ## remove the virtual environment and caches
+<<<<<<< HEAD
 	rm -rf $(VENV) $(DIST) $(SITE) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+=======
+	rm -rf $(VENV) .engines .mypy_cache .ruff_cache .pytest_cache .hypothesis
+>>>>>>> serve

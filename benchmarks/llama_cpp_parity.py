@@ -21,8 +21,8 @@ import lerope
 from lerope.core.files import write_whole
 from lerope.core.run import RUN, provenance, read_run
 from lerope.data.tokenizer import Tokenizer
+from lerope.interop.engine_runs import llama_cpp_logits
 from lerope.interop.gguf import FACTORS, put_factors
-from lerope.interop.verify import llama_cpp_logits
 from lerope.model.saved import load_model
 from lerope.rotary.artifact import Frequencies
 

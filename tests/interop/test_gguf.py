@@ -169,7 +169,7 @@ def test_an_attention_factor_is_put_in_and_kept(exported, tmp_path):
 def test_llama_cpp_multiplies_by_the_attention_factor(exported, tmp_path):
     """Its square is what logits of attention get, as if the gains of queries had it."""
     pytest.importorskip("llama_cpp", reason="llama.cpp is not installed: pip install llama-cpp-python")
-    from lerope.interop.verify import llama_cpp_logits
+    from lerope.interop.engine_runs import llama_cpp_logits
 
     put_factors(exported / "model.gguf", tmp_path / "a.gguf", folder_like(exported, tmp_path / "folder", 1.25))
     ids, model = tokens()[:TRAIN_LENGTH], load_model(trained())
@@ -190,7 +190,7 @@ def perplexity(logits, ids):
 
 def test_llama_cpp_really_run(exported, tmp_path):
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama.cpp is not installed: pip install llama-cpp-python")
-    from lerope.interop.verify import llama_cpp_logits
+    from lerope.interop.engine_runs import llama_cpp_logits
 
     ids = tokens()[:TRAIN_LENGTH]
     with torch.no_grad():
@@ -217,7 +217,7 @@ def test_llama_cpp_in_bfloat16(length, tmp_path):
     out = lerope.export(trained(), tmp_path / "out", format="gguf", dtype="bfloat16", length=length)
     for run in (None, trained()):
         (row,) = verify(out, run=run, prompt=text()[:1000], num_tokens=32).runs
-        assert row["agrees"] is True
+        assert row["verdict"] == "agrees"
         assert row["logit_error"] < 5e-3  # without its factors the model is off by much more
 
 
@@ -228,4 +228,4 @@ def test_llama_cpp_with_yarn_baked_in(tmp_path):
     out = lerope.export(trained(), tmp_path / "out", format="gguf", length=2 * TRAIN_LENGTH)
     found = verify(out, run=trained(), prompt=text()[:2000], num_tokens=64)
     assert found.settings["num_prompt_tokens"] == 2 * TRAIN_LENGTH - 64
-    assert [(row["agrees"], row["num_same_tokens"]) for row in found.runs] == [(True, 64)]
+    assert [(row["verdict"], row["num_same_tokens"]) for row in found.runs] == [("agrees", 64)]

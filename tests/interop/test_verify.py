@@ -16,6 +16,7 @@ import lerope
 from lerope.interop import verify as module
 from lerope.interop.engines import TABLES
 from lerope.interop.export_record import hashes, read_export
+from lerope.interop.tried import Tried
 from lerope.interop.verify import ENGINES, verify
 from tests.interop.toys import SHAPE, make, scaled, shake
 from tests.interop.trained import TRAIN_LENGTH, odd_lerope, trained, untrained
@@ -60,7 +61,7 @@ def test_bands_that_stand_still(tmp_path):
     with pytest.warns(UserWarning, match="no tokenizer"):
         lerope.export(untrained(lerope.PRoPE(64, p=0.5)), tmp_path / "out", train_length=TRAIN_LENGTH)
     found = verify(tmp_path / "out", num_tokens=4)
-    assert all(table["agrees"] for table in found.tables)
+    assert all(table["agrees"] is not False for table in found.tables)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     for make_table in TABLES.values():
         table = make_table(config).frequencies
@@ -71,32 +72,31 @@ def test_bands_that_stand_still(tmp_path):
 def test_every_installed_engine_agrees(exported):
     for run in (None, trained()):
         found = verify(exported, run=run, num_tokens=16)
-        assert all(table["agrees"] for table in found.tables)
+        assert all(table["agrees"] is not False for table in found.tables)
         rows = {row["engine"]: row for row in found.runs}
-        assert rows["transformers"]["agrees"] is True
+        assert rows["transformers"]["verdict"] == "agrees"
         assert rows["transformers"]["logit_error"] < 1e-5
         assert rows["transformers"]["num_same_tokens"] == 16
-        assert all(row["agrees"] is not False for row in found.runs)
+        assert all(row["verdict"] in (None, "agrees") for row in found.runs)
 
 
 def test_an_extension_is_compared_with_the_run_at_that_length(tmp_path):
     out = lerope.export(trained(), tmp_path / "out", length=2 * TRAIN_LENGTH, temperature=0.5)
     found = verify(out, run=trained(), prompt="def f(x):\n    return x\n" * 30, num_tokens=16)
     assert found.settings["num_prompt_tokens"] > 200
-    assert [row["agrees"] for row in found.runs if row["engine"] == "transformers"] == [True]
+    assert [row["verdict"] for row in found.runs if row["engine"] == "transformers"] == ["agrees"]
     edit_record = json.loads((out / "export.json").read_text()) | {"temperature": 0.1}
     (out / "export.json").write_text(json.dumps(edit_record))
     wrong = verify(out, run=trained(), num_tokens=16)
-    assert [row["agrees"] for row in wrong.runs if row["engine"] == "transformers"] == [False]
+    assert [row["verdict"] for row in wrong.runs if row["engine"] == "transformers"] == ["differs"]
 
 
 def test_lost_keys_are_noticed_engine_by_engine(copy):
     """What mlx-lm and TensorRT-LLM read is not what transformers and vLLM read."""
     edit(copy, lambda config: config.pop("rope_scaling"))
     agrees = {table["engine"]: table["agrees"] for table in verify(copy, num_tokens=1).tables}
-    assert not any(
-        agrees[name] for name in ("mlx-lm", "TensorRT-LLM", "SGLang", "ONNX Runtime GenAI", "transformers 4")
-    )
+    for name in ("mlx-lm", "TensorRT-LLM", "SGLang", "ONNX Runtime GenAI", "transformers 4"):
+        assert agrees[name] is False
     assert agrees["transformers 5"]
     assert agrees["vLLM"]
 
@@ -128,7 +128,7 @@ def test_changed_weights_differ_from_the_run(copy):
         verify(copy, num_tokens=4)
     replace(read_export(copy), sha256=hashes(copy)).save(copy)
     rows = {row["engine"]: row for row in verify(copy, run=trained(), num_tokens=4).runs}
-    assert rows["transformers"]["agrees"] is False
+    assert rows["transformers"]["verdict"] == "differs"
     assert rows["transformers"]["logit_error"] > 1e-5
 
 
@@ -136,7 +136,7 @@ def test_an_engine_that_fails_is_reported_and_the_others_still_run(copy):
     for change in ({"model_type": "no_such_model"}, {"model_type": "apertus", "num_key_value_heads": 3}):
         edit(copy, lambda config, change=change: config.update(change))
         rows = {row["engine"]: row for row in verify(copy, num_tokens=4).runs}
-        assert rows["transformers"]["agrees"] is False
+        assert rows["transformers"]["verdict"] == "cannot run"
         assert "Error" in rows["transformers"]["note"]
 
 
@@ -149,7 +149,7 @@ def test_a_converted_model(tmp_path):
         lerope.export(model, tmp_path / "out")
     found = verify(tmp_path / "out", num_tokens=4)
     assert found.reference == "transformers"
-    assert all(table["agrees"] for table in found.tables)
+    assert all(table["agrees"] is not False for table in found.tables)
 
 
 def converted(tmp_path, model, **options):
@@ -168,8 +168,8 @@ def test_an_apertus_that_is_no_ladder_model(length, tmp_path):
             layer.mlp.act_fn.alpha_p.fill_(1.0)
     found = verify(converted(tmp_path, model, length=length), num_tokens=4)
     assert found.reference == "transformers"
-    assert all(table["agrees"] for table in found.tables)
-    assert [row["agrees"] for row in found.runs if row["engine"] == "transformers"] == [True]
+    assert all(table["agrees"] is not False for table in found.tables)
+    assert [row["verdict"] for row in found.runs if row["engine"] == "transformers"] == ["agrees"]
 
 
 def llava():
@@ -180,18 +180,66 @@ def llava():
     return LlavaForConditionalGeneration(config)
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (llava, "compares language models; .* holds a llava model"),
-        (lambda: make("gemma3"), "share frequencies; .* has a set for each of full_attention, sliding_attention"),
-    ],
-)
-def test_models_that_it_cannot_compare(build, message, tmp_path):
-    out = converted(tmp_path, build())
-    with pytest.raises(ValueError, match=message) as caught:
+def test_a_language_model_inside_another_is_not_compared(tmp_path):
+    out = converted(tmp_path, llava())
+    with pytest.raises(ValueError, match=r"compares language models; .* holds a llava model") as caught:
         verify(out)
     assert "\n" not in str(caught.value)
+
+
+def test_kinds_of_layers_have_no_table_but_engines_are_run(tmp_path):
+    found = verify(converted(tmp_path, make("gemma3")), num_tokens=4)
+    assert all((table["agrees"], table["error"]) == (None, None) for table in found.tables)
+    assert [row["verdict"] for row in found.runs if row["engine"] == "transformers"] == ["agrees"]
+
+
+@pytest.mark.parametrize("kind", ["ladder", "llama", "gemma3"])
+def test_an_engine_that_ignores_the_factors_is_recognised(kind, exported, tmp_path, monkeypatch):
+    folder = exported if kind == "ladder" else converted(tmp_path, make(kind))
+    engine = next(engine for engine in module.ENGINES if engine.package == "transformers")
+
+    def deaf(folder, tokens, num_tokens):
+        plain = shutil.copytree(folder, tmp_path / "plain")
+        edit(plain, make_plain)
+        return engine.run(plain, tokens, num_tokens)
+
+    monkeypatch.setattr(module, "ENGINES", (replace(engine, run=deaf),))
+    (row,) = verify(folder, num_tokens=4).runs
+    assert row["verdict"] == "ignores the factors"
+    assert row["logit_error"] > 1e-3
+
+
+def make_plain(config):
+    def plain(rope):
+        return {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+
+    rope = config["rope_parameters"]
+    nested = {kind: plain(part) for kind, part in rope.items() if isinstance(part, dict)}
+    config["rope_parameters"] = nested or plain(rope)
+    config.pop("rope_scaling", None)
+
+
+def test_what_is_known_of_an_architecture_stands_beside_the_table(copy, monkeypatch):
+    known = Tried(
+        engine="vLLM", version="1.2", architecture="apertus", verdict="ignores the factors", error=1.0, note=""
+    )
+    monkeypatch.setattr("lerope.interop.tried.all_tried", lambda: [known])
+    tables = {table["engine"]: table for table in verify(copy, num_tokens=1).tables}
+    assert tables["vLLM"]["error"] < 1e-6
+    assert [tables["vLLM"][key] for key in ("agrees", "tried", "tried_version")] == [None, "ignores the factors", "1.2"]
+    assert [tables["mlx-lm"][key] for key in ("agrees", "tried")] == [True, None]
+
+
+def test_an_engine_in_an_environment_of_its_own(exported, tmp_path):
+    home = tmp_path / "environments"
+    home.mkdir()
+    (home / "transformers-here").symlink_to(sys.prefix)
+    rows = [row for row in verify(exported, num_tokens=4, environments=home).runs if row["engine"] == "transformers"]
+    assert [(row["verdict"], row["version"]) for row in rows] == [
+        ("agrees", importlib.metadata.version("transformers"))
+    ]
+    with pytest.raises(ValueError, match="folder of virtual environments"):
+        verify(exported, environments=tmp_path / "none")
 
 
 def test_an_attention_factor_is_expected_of_every_engine(tmp_path):
@@ -214,14 +262,14 @@ def test_bfloat16_is_compared_with_the_run_rounded_to_it(length, tmp_path):
     assert found.settings["dtype"] == "bfloat16"
     assert found.settings["logit_tolerances"]["transformers"] == 1e-5
     rows = {row["engine"]: row for row in found.runs}
-    assert rows["transformers"]["agrees"] is True
+    assert rows["transformers"]["verdict"] == "agrees"
     assert rows["transformers"]["logit_error"] < 1e-5
     weights = load_file(out / "model.safetensors")
     weights["model.layers.0.self_attn.q_norm.weight"] *= 1.01
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     replace(read_export(out), sha256=hashes(out)).save(out)
     rows = {row["engine"]: row for row in verify(out, run=trained(), num_tokens=16).runs}
-    assert rows["transformers"]["agrees"] is False
+    assert rows["transformers"]["verdict"] == "differs"
 
 
 def test_a_run_is_for_ladder_models(tmp_path):
@@ -248,7 +296,7 @@ def test_an_engine_whose_version_nobody_knows_is_run(exported, monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", unknown)
     monkeypatch.setattr("lerope.interop.verify.provenance", dict)
     (row,) = verify(exported, num_tokens=4).runs
-    assert (row["version"], row["agrees"]) == ("unknown", True)
+    assert (row["version"], row["verdict"]) == ("unknown", "agrees")
 
 
 def test_engines_that_are_not_installed_say_how(exported, monkeypatch):
@@ -257,7 +305,7 @@ def test_engines_that_are_not_installed_say_how(exported, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     rows = verify(exported).runs
     assert {row["note"] for row in rows} >= {"not installed: pip install vllm", "not installed: pip install mlx-lm"}
-    assert all(row["agrees"] is None for row in rows)
+    assert all(row["verdict"] is None for row in rows)
 
 
 def test_a_folder_of_somebody_else(tmp_path):
@@ -276,5 +324,5 @@ def test_an_engine_whose_cache_is_broken_does_not_agree(exported, monkeypatch):
     monkeypatch.setattr(module, "ENGINES", (replace(engine, run=broken),))
     (row,) = verify(exported, num_tokens=4).runs
     assert row["logit_error"] < 1e-5
-    assert row["agrees"] is False
+    assert row["verdict"] == "differs"
     assert "continues differently from token 1 on" in row["note"]

@@ -21,20 +21,25 @@ def verify(
     run: Annotated[Path | None, arg(metavar="RUN", help_behavior_hint="")] = None,
     prompt: Annotated[str | None, arg(metavar="TEXT", help_behavior_hint="")] = None,
     num_tokens: int = 32,
+    engines: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
     json_: Annotated[bool, arg(name="json")] = False,
 ) -> None:
     """Rebuild each engine's frequencies from exported files by its own formula, and run the installed engines.
 
-    The exit code is 1 if an engine disagrees.
+    Says of each engine whether models of this architecture were really run in it, or whether there is only the table.
+    The exit code is 1 if a table or a run differs.
 
     Example: lerope verify served/52M --run runs/52M-lerope-42
+
+    With engines in environments of their own: lerope verify served/52M --engines .engines
 
     Args:
         directory: what `lerope export` wrote.
         run: Compare with the ladder run it came from, rounded like the export; by default, with the exported weights.
         prompt: A text to run engines on.
         num_tokens: How many tokens to generate.
+        engines: A folder of virtual environments with engines, each named after what it holds: vllm, transformers-4.
         out: Also save the result as JSON here.
         json_: Print JSON.
     """
@@ -43,11 +48,13 @@ def verify(
 
     if num_tokens < 1:
         raise ValueError(f"num_tokens must be 1 or more; got {num_tokens}.")
-    found = carry_out(directory, run=run, prompt=PROMPT if prompt is None else prompt, num_tokens=num_tokens)
+    text = PROMPT if prompt is None else prompt
+    found = carry_out(directory, run=run, prompt=text, num_tokens=num_tokens, environments=engines)
     if out is not None:
         found.save(out)
     print(json.dumps(found.as_dict(), indent=1)) if json_ else _show(found)
-    if not all(table["agrees"] for table in found.tables) or any(ran["agrees"] is False for ran in found.runs):
+    differs = any(table["agrees"] is False for table in found.tables)
+    if differs or any(ran["verdict"] not in (None, "agrees") for ran in found.runs):
         sys.exit(1)
 
 
@@ -55,12 +62,14 @@ def _show(found: "Verification") -> None:
     console = Console()
     console.print("frequencies that each engine computes from the files, against ours")
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("engine", "largest difference", "attention factor", ""):
-        table.add_column(heading, justify="left" if heading in ("engine", "") else "right")
+    for heading in ("engine", "largest difference", "attention factor", "table", "this architecture, run by us"):
+        table.add_column(heading, justify="right" if "f" in heading else "left")
     for row in found.tables:
         error = "" if row["error"] is None else f"{row['error']:.1e}"
         factor = "" if row["attention_factor"] is None else f"{row['attention_factor']:g}"
-        table.add_row(row["engine"], error, factor, row["note"] or ("agrees" if row["agrees"] else "differs"))
+        verdict = row["note"] or ("differs" if row["agrees"] is False else "agrees")
+        ours = "table only" if row["tried"] is None else f"{row['tried']} ({row['tried_version']})"
+        table.add_row(row["engine"], error, factor, verdict, ours)
     console.print(table)
     console.print(f"engines run on {found.settings['num_prompt_tokens']} tokens, against {found.reference}")
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -70,8 +79,8 @@ def _show(found: "Verification") -> None:
         allowed = found.settings["logit_tolerances"][ran["engine"]]
         error = "" if ran["logit_error"] is None else f"{ran['logit_error']:.1e} of {allowed:.0e}"
         same = "" if ran["num_same_tokens"] is None else f"{ran['num_same_tokens']} of {ran['num_tokens']}"
-        verdict = {True: "agrees", False: "differs", None: ""}[ran["agrees"]]
-        table.add_row(ran["engine"], ran["version"] or "", error, same, ran["note"] or verdict)
+        verdict = ": ".join(part for part in (ran["verdict"], ran["note"]) if part)
+        table.add_row(ran["engine"], ran["version"] or "", error, same, verdict)
     console.print(table)
 
 

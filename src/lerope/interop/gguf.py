@@ -6,6 +6,7 @@ not: so the architecture is checked here, the scaling type is `none`, and the fi
 """
 
 import importlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,9 @@ def write_gguf(
     _check_written(path, config, weights, frequencies)
 
 
-def put_factors(path: Path, target: Path, folder: Path | None) -> None:
+def put_factors(
+    path: str | os.PathLike[str], target: str | os.PathLike[str], folder: str | os.PathLike[str] | None
+) -> None:
     """Copies a GGUF file that llama.cpp's converter made from an exported folder, with the folder's frequencies in it.
 
     Args:
@@ -149,6 +152,7 @@ def put_factors(path: Path, target: Path, folder: Path | None) -> None:
             see what they do.
     """
     gguf = _gguf()
+    path, target = Path(path), Path(target)
     if target.exists():
         raise ValueError(f"target {target} exists; name a new file.")
     reader = _open(path)
@@ -159,7 +163,7 @@ def put_factors(path: Path, target: Path, folder: Path | None) -> None:
     frequencies = None
     attention_factor = _optional(reader, attention_key, 1.0)
     if folder is not None:
-        frequencies, record = Frequencies.load(folder / FREQUENCIES), read_export(folder)
+        frequencies, record = Frequencies.load(Path(folder) / FREQUENCIES), read_export(Path(folder))
         attention_factor = 1.0 if record.attention_factor is None else record.attention_factor
         _check_fit(reader, path, architecture, frequencies)
     with whole(target) as partial:
@@ -216,6 +220,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], Array]:
     if architecture != ARCHITECTURE:
         raise ValueError(f"{path} must be of architecture {ARCHITECTURE}; got {architecture!r}.")
     config = {
+        "model_type": ARCHITECTURE,
         "hidden_act": "xielu",
         "vocab_size": own("vocab_size"),
         "num_hidden_layers": own("block_count"),

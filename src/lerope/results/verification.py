@@ -1,9 +1,12 @@
 """Whether engines compute what an exported model does."""
 
 from dataclasses import dataclass
-from typing import ClassVar, TypedDict
+from typing import ClassVar, Literal, TypedDict
 
 from lerope.results.base import Result
+
+Verdict = Literal["agrees", "differs", "ignores the factors", "cannot run"]
+"""What became of an engine that was really run."""
 
 
 class EngineTable(TypedDict):
@@ -14,7 +17,12 @@ class EngineTable(TypedDict):
     """The largest difference relative to our frequency; None if the engine would not find them."""
     attention_factor: float | None
     """What the engine would multiply cosines and sines by."""
-    agrees: bool
+    agrees: bool | None
+    """None if the table would be right, but the engine is known to make nothing of it in this architecture."""
+    tried: Verdict | None
+    """What became of a small model of this architecture in this engine, when lerope's developers ran it; None if they
+    did not: then there is only the table."""
+    tried_version: str | None
     note: str
 
 
@@ -28,7 +36,7 @@ class EngineRun(TypedDict):
     num_same_tokens: int | None
     """How many tokens of its greedy continuation match ours, from the first on."""
     num_tokens: int
-    agrees: bool | None
+    verdict: Verdict | None
     """None if it was not run."""
     note: str
 
