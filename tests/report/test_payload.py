@@ -280,6 +280,20 @@ def test_without_a_verdict_the_page_says_what_to_run(tmp_path):
     assert "still training" in found["text"]
 
 
+def test_runs_that_were_evaluated_differently_do_not_keep_others_from_a_verdict(example, tmp_path):
+    """As with `lerope eval --max-tokens`: the most that are alike are compared, and a note tells of the others."""
+    names = ("52M-rope-42", "52M-lerope-42", "52M-rope-43", "52M-lerope-43", "217M-rope-42", "217M-lerope-42")
+    for name in names:
+        shutil.copytree(example / name, tmp_path / name)
+    for name in names[4:]:
+        file = tmp_path / name / "results" / "eval.json"
+        edit(file, settings={**json.loads(file.read_text())["settings"], "max_tokens": 1000})
+    found = payload(collect([tmp_path]))
+    assert found["verdict"]["rung"] == "52M"
+    assert [note for note in found["notes"] if note.startswith("2 of the evaluated runs")]
+    assert {effect["rung"] for effect in found["comparison"]["effects"]} == {"52M"}
+
+
 def test_damaged_records_become_a_note(tmp_path):
     path = bare(tmp_path)
     good = [json.dumps(step_record(1, 2.0)), json.dumps(step_record(2, 1.0))]

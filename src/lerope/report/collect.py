@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 import numpy.typing as npt
 
 from lerope.core.run import RESULTS, RUN, FrequencyRecord, Metrics, Run, read_history, read_metrics, read_run
-from lerope.results import Comparison, Multipliers, Result, RunResult, load_result
+from lerope.results import Comparison, Evaluation, Multipliers, Result, RunResult, load_result
 from lerope.scaling.compare import compare
 from lerope.scaling.study import read_runs, study
 
 Kind = TypeVar("Kind", bound=Result)
 _MOST_FOLDERS = 100_000
+NOT_COMPARED = "The runs are not compared"
+"""How the note begins that says why."""
 Arrays = dict[str, npt.NDArray[Any]]
 
 
@@ -86,7 +88,7 @@ def collect(paths: Sequence[Path]) -> Bundle:
     runs = _comparable(whole, notes)
     comparison = multipliers = None
     if len({files.run.recipe.spec.method for files in runs}) > 1:
-        comparison = _attempt(lambda: compare([files.run.path for files in runs]), "The runs are not compared", notes)
+        comparison = _attempt(lambda: compare([files.run.path for files in runs]), NOT_COMPARED, notes)
     ladder = _whole_ladder(runs)
     if ladder:
         paths = [files.run.path for files in ladder]
@@ -95,15 +97,18 @@ def collect(paths: Sequence[Path]) -> Bundle:
 
 
 def _comparable(runs: list[RunFiles], notes: list[str]) -> list[RunFiles]:
-    """Finished and evaluated runs with the same data and train length: the largest such group."""
-    groups: dict[tuple[str, int], list[RunFiles]] = {}
+    """Finished runs with the same data and train length that were evaluated alike: the largest such group."""
+    groups: dict[tuple[str, int, str], list[RunFiles]] = {}
     for files in runs:
-        if files.run.finished and "eval" in files.results:
-            groups.setdefault((files.run.identity.data, files.run.recipe.row_length), []).append(files)
+        evaluation = files.result(Evaluation, "eval")
+        if files.run.finished and evaluation is not None:
+            alike = repr(sorted(evaluation.settings.items()))
+            groups.setdefault((files.run.identity.data, files.run.recipe.row_length, alike), []).append(files)
     chosen = max(groups.values(), key=len, default=[])
     left_out = sum(map(len, groups.values())) - len(chosen)
     if left_out:
-        notes.append(f"{left_out} of the evaluated runs have other data or train lengths, and are not compared.")
+        why = "have other data or train lengths, or were evaluated differently, and are not compared"
+        notes.append(f"{left_out} of the evaluated runs {why}; `lerope eval` with the same options scores them alike.")
     return chosen
 
 

@@ -42,7 +42,9 @@ def draw(bundle: Bundle) -> Any:
     points, gaps = piecewise(bundle), _largest_gaps(bundle)
     names = plain_methods([*points, *gaps], _MOST)
     if not points:
-        raise Missing("Two methods must be evaluated at two rungs or more", "lerope eval RUN ...")
+        raise Missing(
+            "Two methods must be evaluated at two rungs or more, with less loss at more compute", "lerope eval RUN ..."
+        )
     figure = new_figure(PAGE if gaps else COLUMN, _HEIGHT)
     panels = figure.subplots(1, 2 if gaps else 1, squeeze=False)[0]
     left = panels[0]

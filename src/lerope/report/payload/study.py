@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Mapping, Sequence
 
-from lerope.report.collect import Bundle
+from lerope.report.collect import NOT_COMPARED, Bundle
 from lerope.report.curves import trailing
 from lerope.report.groups import method, same_batches
 from lerope.report.measured import GAP_SHARE, effects, gap, interval
@@ -46,7 +46,8 @@ def _missing(bundle: Bundle) -> Json:
         }
     if unfinished:
         return {"text": "There is no verdict yet: runs are still training.", "command": None}
-    return {"text": "There is no verdict; the notes at the end say why.", "command": None}
+    why = next((note for note in bundle.notes if note.startswith(NOT_COMPARED)), "The notes at the end say why.")
+    return {"text": f"There is no verdict. {why}", "command": None}
 
 
 def comparison(found: Comparison | None) -> Json | None:
