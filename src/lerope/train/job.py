@@ -252,6 +252,10 @@ def describe(recipe: Recipe, corpus: Corpus, ranks: Ranks, micro_batch_rows: int
         f"weight decay {recipe.weight_decay:g} over the run, {recipe.precision}",
         "device": shared,
     }
+    if model.activation != "relu2":
+        lines["serving"] = (
+            f"activation {model.activation} runs in transformers only; --activation relu2 can be served by every engine"
+        )
     if epochs > _MANY_EPOCHS:
         lines["warning"] = f"the data is read {epochs:,.0f} times; for meaningful results, prepare more text"
     if ranks.device.type == "cpu" and flops > _CPU_FLOPS:
