@@ -83,7 +83,7 @@ def test_bad_specs_are_one_sentence(spec, sentence):
 def test_the_grammar_knows_every_option_and_its_usual_value():
     for name, made in CLASSES.items():
         parameters = inspect.signature(made).parameters
-        sizes = ("head_dim", "num_layers", "num_heads")
+        sizes = ("head_dim", "num_layers", "num_heads", "axes")  # of the model; its tokens have one axis
         usual = {option: each.default for option, each in parameters.items() if option not in sizes}
         positions = {} if name == "nope" else POSITIONS
         assert FAMILIES[name].options == {**usual, **positions}
