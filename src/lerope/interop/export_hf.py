@@ -22,8 +22,7 @@ from lerope.core.checks import check_choice, check_count
 from lerope.core.files import whole
 from lerope.core.run import CONFIG, FREQUENCIES, RUN, TOKENIZER, WEIGHTS, provenance, read_run
 from lerope.interop.apertus import apertus_config, apertus_frequencies, apertus_weights, extended_frequencies
-from lerope.interop.engine_runs import GGUF
-from lerope.interop.export_record import ExportRecord, Format, hashes
+from lerope.interop.export_record import GGUF, ExportRecord, Format, hashes
 from lerope.interop.foreign import read_foreign_config
 from lerope.interop.longrope import longrope_config
 from lerope.interop.temperature import folded
