@@ -57,7 +57,6 @@ LADDER = "ladder"
 PROMPT = " ".join(f"w{(17 * at * at + 3 * at) % 500 + 5}" for at in range(48))
 KINDS = ["sliding_attention", "full_attention"]
 FAMILIES: dict[str, dict[str, Any]] = {
-    "apertus": {},
     "cohere": {},
     "cohere2": {"layer_types": KINDS, "sliding_window": 128},
     "exaone4": {"layer_types": KINDS, "sliding_window": 128},

@@ -23,7 +23,6 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float32]
 Ran = tuple[Array | None, list[int]]
 """Logits of the prompt's tokens, (tokens, vocabulary), None where an engine gives none; and the continuation."""
-GGUF = "model.gguf"
 _MOST_LISTED = 8192
 
 
@@ -130,7 +129,8 @@ def run_sglang(folder: Path, tokens: list[int], num_tokens: int) -> Ran:
 
 def run_llama_cpp(folder: Path, tokens: list[int], num_tokens: int) -> Ran:
     """llama.cpp through llama-cpp-python."""
-    logits = llama_cpp_logits(folder / GGUF, tokens, num_tokens)
+    (path,) = folder.glob("*.gguf")
+    logits = llama_cpp_logits(path, tokens, num_tokens)
     rows = logits[len(tokens) - 1 :]
     return logits[: len(tokens)], [int(row.argmax()) for row in rows]
 
@@ -179,6 +179,7 @@ def main() -> None:
     asked: dict[str, Any] = json.loads(Path(request).read_text())
     said: dict[str, Any] = {"version": version_of(asked["distributions"])}
     arrays: dict[str, Any] = {}
+    np.savez(answer, said=json.dumps(said))  # all there is, should the engine end this process
     try:
         logits, said["ids"] = RUNS[engine](Path(folder), asked["tokens"], asked["num_tokens"])
         if logits is not None:

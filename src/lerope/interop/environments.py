@@ -79,14 +79,15 @@ class Engine:
             done = subprocess.run(
                 [str(part) for part in command], capture_output=True, text=True, env=environment, timeout=_LIMIT_SECONDS
             )
+            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            ended = f"the engine ended with code {done.returncode}: {last}"
             if not answer.is_file():
-                last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-                raise EngineError("unknown", f"the engine ended with code {done.returncode}: {last[0]}")
+                raise EngineError("unknown", ended)
             with np.load(answer) as content:
                 said = json.loads(str(content["said"]))
                 logits = content["logits"].astype(np.float32) if "logits" in content else None
-        if "problem" in said:
-            raise EngineError(said["version"] or "unknown", said["problem"])
+        if "ids" not in said:
+            raise EngineError(said["version"] or "unknown", said.get("problem", ended))
         return said["version"] or "unknown", logits, said["ids"]
 
     def difference(self, found: Array, logits: Array) -> float:

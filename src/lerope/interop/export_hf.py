@@ -22,7 +22,7 @@ from lerope.core.checks import check_choice, check_count
 from lerope.core.files import whole
 from lerope.core.run import CONFIG, FREQUENCIES, RUN, TOKENIZER, WEIGHTS, provenance, read_run
 from lerope.interop.apertus import apertus_config, apertus_frequencies, apertus_weights, extended_frequencies
-from lerope.interop.export_record import ExportRecord, Format, hashes
+from lerope.interop.export_record import GGUF, ExportRecord, Format, hashes
 from lerope.interop.foreign import read_foreign_config
 from lerope.interop.longrope import longrope_config
 from lerope.interop.temperature import folded
@@ -187,7 +187,6 @@ def _export_ladder(source: _Source, folder: Path, request: ExportRequest) -> Non
     else:
         config |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     if request.format == "gguf":
-        from lerope.interop.engine_runs import GGUF
         from lerope.interop.gguf import write_gguf
 
         assert pieces is not None

@@ -8,6 +8,7 @@ from lerope.core.files import read_json, sha256_of, write_json
 from lerope.rotary.extension import Method
 
 EXPORT = "export.json"
+GGUF = "model.gguf"
 Format = Literal["hf", "gguf"]
 _AGAIN = "export the model again"
 # Files whose damage no reader would see: of text that people may edit, each reader checks what it needs.

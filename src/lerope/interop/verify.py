@@ -16,10 +16,10 @@ from torch import Tensor
 
 from lerope.core.run import CONFIG, FREQUENCIES, TOKENIZER, WEIGHTS, provenance
 from lerope.interop.apertus import ladder_model
-from lerope.interop.engine_runs import GGUF, Array
+from lerope.interop.engine_runs import Array
 from lerope.interop.engines import TABLES, Table, llama_cpp_table
 from lerope.interop.environments import ENGINES, Engine, EngineError, found_engines
-from lerope.interop.export_record import ExportRecord, read_export
+from lerope.interop.export_record import GGUF, ExportRecord, read_export
 from lerope.interop.foreign import read_foreign_config
 from lerope.interop.gguf import read_gguf
 from lerope.interop.tokenizer import processor
