@@ -45,8 +45,8 @@ def test_report_writes_a_page_and_tables_and_says_where(runs, tmp_path, capsys):
     out = tmp_path / "my report"
     main(["report", str(runs), "--out", str(out), "--no-figures"])
     data = embedded_data(out / "index.html")
-    assert [run["id"] for run in data["runs"]] == ["19M-lerope-42", "19M-rope-42"]
-    assert data["verdict"]["text"].startswith("lerope is 0.01")
+    assert [run["id"] for run in data["runs"]] == ["19M-rope-42", "19M-lerope-42"]
+    assert data["verdict"]["text"].startswith("LeRoPE is 0.01")
     assert data["files"]
     assert all((out / file).is_file() for file in data["files"])
     assert {file.split("/")[0] for file in data["files"]} == {"tables"}
@@ -160,7 +160,7 @@ def test_watch_serves_until_it_is_interrupted(runs):
         address = process.stdout.readline().strip()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address)
         with urllib.request.urlopen(address + "data.json", timeout=30) as answer:
-            assert [run["id"] for run in json.load(answer)["runs"]] == ["19M-lerope-42", "19M-rope-42"]
+            assert [run["id"] for run in json.load(answer)["runs"]] == ["19M-rope-42", "19M-lerope-42"]
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
     finally:
