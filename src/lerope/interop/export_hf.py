@@ -6,6 +6,7 @@ lerope.export("runs/52M-lerope-42", "served/", length=8192)         with YaRN to
 """
 
 import contextlib
+import inspect
 import json
 import os
 import warnings
@@ -263,7 +264,10 @@ def _export_converted(model: Any, folder: Path, request: ExportRequest) -> None:
         if request.length is not None:
             content.pop("lerope")  # what `convert` continues from: the frequencies before their extension
             content["max_position_embeddings"] = request.length
-        _write_json(folder / CONFIG, longrope_config(content, extension.frequencies, rotary.scaling[SHARED]))
+        content = longrope_config(content, extension.frequencies, rotary.scaling[SHARED])
+        if isinstance(inspect.getattr_static(type(text), "head_dim", None), property):  # Falcon's computes it
+            del content["head_dim"]
+        _write_json(folder / CONFIG, content)
         obstacle = check_reload(model, folder, extension.frequencies)
         if obstacle is not None:
             warnings.warn(f"logits were not compared with those of plain transformers: {obstacle}.", stacklevel=3)
