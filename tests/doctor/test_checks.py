@@ -17,7 +17,7 @@ from lerope.model import attention, loss
 from lerope.model.kernels import layers, packages, packed_attention, products
 from lerope.results import Diagnosis
 from lerope.results.base import VERSION
-from lerope.rotary import dispatch, rotate
+from lerope.rotary import dispatch, formula
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 TRIALS = {
@@ -172,8 +172,8 @@ def off(function, factor, which):
 @pytest.mark.parametrize(
     ("names", "owner", "attribute", "which"),
     [
-        (["rotary, reference"], rotate, "_turned", slice(None)),
-        (["rotary, reference"], rotate, "_torque", slice(None)),  # the gradient of the frequencies alone
+        (["rotary, reference"], formula, "_turned", slice(None)),
+        (["rotary, reference"], formula, "_torque", slice(None)),  # the gradient of the frequencies alone
         (["norm"], torch, "rms_norm", slice(None)),
         (["products", "MLP"], torch.nn.functional, "linear", slice(None)),
         (["attention, sdpa"], torch.nn.functional, "scaled_dot_product_attention", slice(None)),

@@ -122,7 +122,7 @@ def test_factors_for_a_file_that_another_converter_wrote(exported, tmp_path):
     source = exported / "model.gguf"
     longrope = {"apertus.rope.scaling.type": "longrope"}
     foreign = rewritten(source, tmp_path / "foreign.gguf", keep=lambda name: "rope_freqs" not in name, **longrope)
-    put_factors(foreign, tmp_path / "mended.gguf", exported)
+    put_factors(str(foreign), str(tmp_path / "mended.gguf"), str(exported))
     want_keys, want = fields(source)
     keys, found = fields(tmp_path / "mended.gguf")
     assert {key: keys[key] for key in want_keys if not key.startswith("GGUF.")} == {
@@ -171,7 +171,7 @@ def test_llama_cpp_multiplies_by_the_attention_factor(exported, tmp_path):
     pytest.importorskip("llama_cpp", reason="llama.cpp is not installed: pip install llama-cpp-python")
     from lerope.interop.engine_runs import llama_cpp_logits
 
-    put_factors(exported / "model.gguf", tmp_path / "a.gguf", folder_like(exported, tmp_path / "folder", 1.25))
+    put_factors(str(exported / "model.gguf"), tmp_path / "a.gguf", folder_like(exported, tmp_path / "folder", 1.25))
     ids, model = tokens()[:TRAIN_LENGTH], load_model(trained())
     found = llama_cpp_logits(tmp_path / "a.gguf", ids.tolist())
     with torch.no_grad():
