@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -139,7 +140,10 @@ def test_a_run_that_is_not_finished_says_which_command_finishes_it(runs, capsys)
 def test_ctrl_c_ends_the_line_and_says_how_far_it_got(runs):
     command = [sys.executable, "-m", "lerope", "generate", runs["random"], "The", "--tokens", "1000000"]
     settings = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=settings)
+    # A shell has its background jobs ignore Ctrl-C, and what they start inherits that.
+    heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=settings, preexec_fn=heeding)
     assert process.stdout.read(10)
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)

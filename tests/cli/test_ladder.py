@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lerope.analyze.ablation import NUM_TOKENS
 from lerope.cli.analyze import analyze
 from lerope.cli.main import main
 from lerope.core.ladder import LADDER, plan
@@ -250,7 +251,7 @@ def test_a_study_costs_the_sum_of_its_runs(capsys, study, runs):
 def test_a_plan_counts_what_analyze_reads(capsys):
     """64 rows for bands everywhere; at 2.52B also the whole model and 2 x 32 removals of 32,768 tokens, twice."""
     defaults = {name: each.default for name, each in signature(analyze).parameters.items()}
-    assert (defaults["rows"], defaults["max_tokens"]) == (64, 32_768)
+    assert (defaults["rows"], NUM_TOKENS) == (64, 32_768)
     found = json.loads(called(capsys, "plan", "main", "--json", "--gpu", "H200"))
     removals = {"2.52B": 2 * 65 * 32_768}
     for run in found["runs"]:
@@ -258,7 +259,7 @@ def test_a_plan_counts_what_analyze_reads(capsys):
         assert run["analyze_flops"] == pytest.approx(EVAL[run["rung"]] * run["analyze_tokens"] / 10e6, rel=5e-5)
     assert found["total"]["analyze_tokens"] == sum(run["analyze_tokens"] for run in found["runs"])
     small = json.loads(called(capsys, "plan", "main", "--demo", "--json"))["runs"]
-    assert {run["analyze_tokens"] for run in small} == {4 * 256, 4 * 256 + 2 * 65 * 1_000}
+    assert {run["analyze_tokens"] for run in small} == {4 * 256, 4 * 256 + 2 * 65 * 2_048}
     assert {run["analyze_tokens"] for run in json.loads(called(capsys, "plan", "base", "--json"))["runs"]} == {0}
 
 
