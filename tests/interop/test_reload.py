@@ -134,3 +134,20 @@ def test_weights_that_no_plain_model_can_share_are_named(tmp_path):
     model.save_pretrained(tmp_path)
     peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"]))
     assert "adapters" in reload.check_reload(model, tmp_path)
+
+
+def test_a_model_that_cannot_be_compared_is_saved_all_the_same(tmp_path, monkeypatch):
+    """In the middle of training nothing is worse than a checkpoint that is not written."""
+    model = lerope.convert(toys.make("llama"))
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = torch.nan
+    model.save_pretrained(tmp_path / "diverged")
+    assert "finite" in reload.check_reload(model, tmp_path / "diverged")
+
+    def fails(*_):
+        raise RuntimeError("out of memory\nand more")
+
+    monkeypatch.setattr(reload, "_output", fails)
+    model.save_pretrained(tmp_path / "large")
+    assert (tmp_path / "large" / "config.json").is_file()
+    assert "(out of memory)" in reload.check_reload(model, tmp_path / "large")
