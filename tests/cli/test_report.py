@@ -121,7 +121,7 @@ def test_without_matplotlib_there_is_a_page_and_a_sentence(runs, tmp_path, monke
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else real(name))
     main(["report", str(runs), "--out", str(tmp_path / "out")])
-    assert "pip install 'lerope[plots]'" in capsys.readouterr().out
+    assert "pip install 'matplotlib" in capsys.readouterr().out
     assert len(embedded_data(tmp_path / "out" / "index.html")["runs"]) == 2
 
 

@@ -15,6 +15,7 @@ import pytest
 import sentencepiece
 
 from lerope.cli.main import main
+from lerope.core.extras import install
 from lerope.data import hub, shards, workers
 from lerope.data import prepare as module
 from lerope.data.prepare import prepare
@@ -317,7 +318,7 @@ def test_packages_that_are_not_installed(package, tmp_path, small_tokenizer, cap
     sources = {"datasets": "hf:c4", "pyarrow": tmp_path / "x.parquet", "zstandard": tmp_path / "x.jsonl.zst"}
     source = sources.get(package, "python:")
     found = complaint(capfd, "data", "prepare", source, "--out", tmp_path / "out", "--tokenizer", small_tokenizer)
-    assert f"needs the package {package}; install it with `pip install 'lerope[data]'`." in found
+    assert f"needs the package {package}; install it with `{install('data')}`." in found
 
 
 # A folder that was begun.

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lerope.cli.main import main
+from lerope.core.extras import install
 from lerope.doctor import checks as doctor
 from lerope.doctor import trials
 from lerope.model import attention, loss
@@ -229,11 +230,11 @@ def test_a_missing_package_is_no_error_and_comes_with_the_command(run, monkeypat
         "name": "sentencepiece",
         "status": "missing",
         "note": "",
-        "fix": "pip install 'lerope[data]'",
+        "fix": install("data"),
         "error": None,
         "tolerance": None,
     }
-    assert found["matplotlib"]["fix"] == "pip install 'lerope[plots]'"
+    assert found["matplotlib"]["fix"] == install("plots")
 
 
 def test_a_package_that_is_too_old_is_missing(run, monkeypatch):
@@ -338,7 +339,7 @@ def test_a_gpu_without_the_fast_packages(run, monkeypatch, gpu):
     code, found = run()
     assert code == 0
     for name, package in (("products", "quack-kernels"), ("attention, flash4", "flash-attn-4")):
-        assert (found[name]["status"], found[name]["fix"]) == ("missing", "pip install 'lerope[fast]'")
+        assert (found[name]["status"], found[name]["fix"]) == ("missing", install("fast"))
         assert f"{package} is not installed" in found[name]["note"]
     gpu[0] = 7
     code, found = run()
@@ -347,7 +348,7 @@ def test_a_gpu_without_the_fast_packages(run, monkeypatch, gpu):
     assert (found["attention, varlen"]["status"], found["attention, flex"]["status"]) == ("missing", "ok")
 
 
-@pytest.mark.parametrize(("cuda", "fix"), [("13.0", "nvidia-cutlass-dsl[cu13]"), ("12.8", "lerope[fast]")])
+@pytest.mark.parametrize(("cuda", "fix"), [("13.0", "nvidia-cutlass-dsl[cu13]"), ("12.8", "flash-attn-4")])
 def test_fast_packages_that_fail_are_broken(run, monkeypatch, gpu, cuda, fix):
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(products, "quack_obstacle", lambda *tensors: "quack-kernels 0.6.5 does not work here (E: x)")
@@ -367,7 +368,7 @@ def test_a_gpu_without_triton(run, monkeypatch, gpu):
     assert found["rotary, fused"]["note"].startswith("triton is not installed")
     assert (found["rotary, fused"]["status"], found["rotary, fused"]["fix"]) == (
         "missing",
-        "pip install 'lerope[kernels]'",
+        install("kernels"),
     )
 
 

@@ -167,7 +167,7 @@ def test_a_damaged_model_is_one_sentence(tmp_path, name, damage):
         path.write_bytes(content[: len(content) // 2])
     with pytest.raises(
         ValueError,
-        match=r"does not hold a complete model|holds no model|does not exist|JSON|config\.json",
+        match=r"does not hold a complete model|holds no model|has no model|does not exist|JSON|config\.json",
     ):
         load_model(tmp_path / "model")
 

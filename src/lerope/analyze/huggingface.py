@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lerope.analyze.subjects import Removal, See, Turned, as_complex
+from lerope.core.extras import install
 from lerope.core.files import sha256_of
 from lerope.data.shards import Tokens
 from lerope.data.sources import find_parts, read_part
@@ -199,9 +200,7 @@ def _load(kind: str, folder: Path, **options: Any) -> Any:
     try:
         import transformers
     except ImportError:
-        raise ValueError(
-            f"{folder} is a Hugging Face model, which needs transformers; run pip install 'lerope[hf]'."
-        ) from None
+        raise ValueError(f"{folder} is a Hugging Face model, which needs transformers; run {install('hf')}.") from None
     try:
         return getattr(transformers, kind).from_pretrained(folder, local_files_only=True, **options)
     except (OSError, ValueError, KeyError, ImportError) as error:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from lerope.core.extras import install
 from lerope.core.terminal import Console
 
 PAGE = "index.html"
@@ -65,7 +66,7 @@ def report(
         f"{len(bundle.runs)} run{'s' * (len(bundle.runs) != 1)}, {len(data['files'])} files of figures and tables"
     )
     if figures and not drawn:
-        console.print("No figures were drawn, as they need matplotlib: pip install 'lerope[plots]'.")
+        console.print(f"No figures were drawn, as they need matplotlib: {install('plots')}.")
     for figure in data["missing"]:
         console.print(f"not drawn, {figure['name']}: {figure['text']}: {figure['command']}")
     for note in data["notes"]:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from lerope.core.extras import install
+
 DOCUMENT_BYTES = 1 << 20
 """Longer texts are split into several documents."""
 _BLOCK_BYTES = 1 << 18
@@ -32,7 +34,7 @@ class Record(NamedTuple):
 
 def missing_package(package: str, what: str) -> ValueError:
     """The error for a failed import."""
-    return ValueError(f"{what} needs the package {package}; install it with `pip install 'lerope[data]'`.")
+    return ValueError(f"{what} needs the package {package}; install it with `{install('data')}`.")
 
 
 def documents(text: object, field: str, where: str, skip_invalid: bool) -> list[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lerope
+from lerope.core.extras import install
 from lerope.results import Finding
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def _fused_rotary() -> Verdict:
     reason = _triton_obstacle()
     if reason is None:
         return _tried("rotary", "triton")
-    return Verdict(MISSING, f"{reason}; the reference is used", "" if reason == _NO_GPU else _pip("kernels"))
+    return Verdict(MISSING, f"{reason}; the reference is used", "" if reason == _NO_GPU else install("kernels"))
 
 
 def _own_kernels() -> str:
@@ -236,9 +237,9 @@ def _of_fast(package: str, reason: str) -> Verdict:
     if packages.gpu_obstacle(_device()) is not None:
         return Verdict(MISSING, reason)
     if packages.version(package) is None:
-        return Verdict(MISSING, reason, _pip("fast"))
+        return Verdict(MISSING, reason, install("fast"))
     needs_more = (torch.version.cuda or "").startswith("13")
-    return Verdict(BROKEN, reason, "pip install 'nvidia-cutlass-dsl[cu13]'" if needs_more else _pip("fast"))
+    return Verdict(BROKEN, reason, "pip install 'nvidia-cutlass-dsl[cu13]'" if needs_more else install("fast"))
 
 
 def _compile() -> Verdict:
@@ -294,10 +295,10 @@ def _package(name: str) -> Verdict:
     module, extra, purpose = PACKAGES[name]
     found = packages.version(name)
     if found is None:
-        return Verdict(MISSING, f"for {purpose}", _pip(extra))
+        return Verdict(MISSING, f"for {purpose}", install(extra))
     least = _least_version(name)
     if least is not None and _numbers(found) < _numbers(least):
-        return Verdict(MISSING, f"{found} is too old: lerope needs {least} or later for {purpose}", _pip(extra))
+        return Verdict(MISSING, f"{found} is too old: lerope needs {least} or later for {purpose}", install(extra))
     problem = packages.import_obstacle(name, module)
     if problem is not None:
         return Verdict(BROKEN, problem.splitlines()[0], f"pip install --force-reinstall {name}")
@@ -316,7 +317,3 @@ def _least_version(package: str) -> str | None:
 
 def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)]
-
-
-def _pip(extra: str) -> str:
-    return f"pip install 'lerope[{extra}]'"

@@ -263,8 +263,10 @@ def _export_converted(model: Any, folder: Path, request: ExportRequest) -> None:
         if request.length is not None:
             content.pop("lerope")  # what `convert` continues from: the frequencies before their extension
             content["max_position_embeddings"] = request.length
-        written = longrope_config(content, extension.frequencies, rotary.scaling[SHARED])
-        _write_json(folder / CONFIG, {key: value for key, value in written.items() if not is_property(text, key)})
+        content = longrope_config(content, extension.frequencies, rotary.scaling[SHARED])
+        if is_property(text, "head_dim"):  # Falcon's config computes it
+            content.pop("head_dim", None)
+        _write_json(folder / CONFIG, content)
         obstacle = check_reload(model, folder, extension.frequencies)
         if obstacle is not None:
             warnings.warn(f"logits were not compared with those of plain transformers: {obstacle}.", stacklevel=3)

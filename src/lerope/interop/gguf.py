@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lerope.core.extras import install
 from lerope.core.files import whole
 from lerope.core.run import FREQUENCIES
 from lerope.interop.apertus import XIELU
@@ -296,4 +297,4 @@ def _gguf() -> Any:
     try:
         return importlib.import_module("gguf")
     except ImportError:
-        raise ValueError("GGUF files need the package gguf: pip install 'lerope[gguf]'.") from None
+        raise ValueError(f"GGUF files need the package gguf: {install('gguf')}.") from None

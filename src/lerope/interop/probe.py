@@ -7,6 +7,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from lerope.core.extras import install
 from lerope.interop.fused import pairing
 from lerope.interop.rotary import SHARED, Arrangement, Form, Rotary, tables
 
@@ -23,7 +24,7 @@ def find_rotary(model: Any) -> tuple[str, nn.Module]:
     try:
         from transformers import PreTrainedModel
     except ImportError:
-        raise ValueError("lerope.convert needs the package transformers: pip install 'lerope[hf]'.") from None
+        raise ValueError(f"lerope.convert needs the package transformers: {install('hf')}.") from None
     if not isinstance(model, PreTrainedModel):
         hint = "convert the model inside before wrapping it" if hasattr(model, "modules") else "load one first"
         raise ValueError(f"model must be a transformers model, {hint}; got {type(model).__name__}.")

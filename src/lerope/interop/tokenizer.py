@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lerope.core.extras import install
+
 SPACE = "\u2581"  # SentencePiece writes a space as this character
 BPE = 2
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -97,7 +99,7 @@ def _model_proto() -> Any:
         from sentencepiece.sentencepiece_model_pb2 import ModelProto
     except ImportError:
         raise ValueError(
-            "Reading a tokenizer needs the packages sentencepiece and protobuf: pip install 'lerope[data]'."
+            f"Reading a tokenizer needs the packages sentencepiece and protobuf: {install('data')}."
         ) from None
     return ModelProto
 
@@ -131,7 +133,7 @@ def processor(content: bytes) -> Any:
     try:
         from sentencepiece import SentencePieceProcessor
     except ImportError:
-        raise ValueError("A tokenizer needs the package sentencepiece: pip install 'lerope[data]'.") from None
+        raise ValueError(f"A tokenizer needs the package sentencepiece: {install('data')}.") from None
     return SentencePieceProcessor(model_proto=content)
 
 
@@ -143,9 +145,7 @@ def _build(pieces: Pieces) -> Any:
     try:
         from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
     except ImportError:
-        raise ValueError(
-            "A tokenizer for transformers needs the package tokenizers: pip install 'lerope[hf]'."
-        ) from None
+        raise ValueError(f"A tokenizer for transformers needs the package tokenizers: {install('hf')}.") from None
     vocab = {piece: token for token, piece in enumerate(pieces.pieces)}
     unknown, bos = pieces.pieces[pieces.unknown], pieces.pieces[pieces.bos]
     in_bytes = BYTE in pieces.types

@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lerope.core.checks import check_choice
+from lerope.core.extras import install
 from lerope.model.kernels import packed_attention
 
 Backend = Literal["sdpa", "flex", "varlen", "flash4"]
@@ -113,7 +114,7 @@ def backend_obstacle(backend: Backend, device: torch.device, dtype: torch.dtype)
             )
         reason = packed_attention.flash_obstacle(PACKED[backend], device)
         if reason is not None:
-            fix = "install 'lerope[fast]' on Hopper or later, or use auto" if backend == "flash4" else "use auto"
+            fix = f"{install('fast')} on Hopper or later, or use auto" if backend == "flash4" else "use auto"
             return f"attention {backend!r} cannot run: {reason}; {fix}."
     return None
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 from lerope.core.encoding import EncodingSpec
+from lerope.core.extras import install
 from lerope.core.files import whole
 
 Arguments = ParamSpec("Arguments")
@@ -234,7 +235,5 @@ def _matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise ValueError(
-            "figures need the package matplotlib; install it with `pip install 'lerope[plots]'`."
-        ) from None
+        raise ValueError(f"figures need the package matplotlib; install it with `{install('plots')}`.") from None
     return matplotlib

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from lerope.core.extras import install
 from lerope.scaling.multipliers import Floats, Values, checked
 
 
@@ -181,5 +182,5 @@ def _optimize() -> Any:
     try:
         from scipy import optimize
     except ImportError:
-        raise ValueError("fits need the package scipy; install it with `pip install 'lerope[scaling]'`.") from None
+        raise ValueError(f"fits need the package scipy; install it with `{install('scaling')}`.") from None
     return optimize

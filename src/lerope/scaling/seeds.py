@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from lerope.core.extras import install
 from lerope.scaling.multipliers import Floats
 
 LEVEL = 0.95
@@ -232,5 +233,5 @@ def _t_quantile(degrees: int) -> float:
     try:
         from scipy import special
     except ImportError:
-        raise ValueError("intervals need the package scipy; install it with `pip install 'lerope[scaling]'`.") from None
+        raise ValueError(f"intervals need the package scipy; install it with `{install('scaling')}`.") from None
     return float(special.stdtrit(degrees, (1 + LEVEL) / 2))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from lerope.core.extras import install
 from lerope.core.recipe import Tracker
 from lerope.core.run import HISTORY, METRICS, FrequencyRecord, read_run
 from lerope.train.trainer import Hook, Loop, Record
@@ -122,9 +123,7 @@ def _open(tracker: Tracker, path: Path, name: str, config: dict[str, Any], first
     try:
         sink: Sink = _SINKS[tracker](path, name, config, first)
     except ImportError:
-        raise ValueError(
-            f"trackers: {tracker} is not installed; run pip install 'lerope[{tracker}]' or omit it."
-        ) from None
+        raise ValueError(f"trackers: {tracker} is not installed; run {install(tracker)} or omit it.") from None
     except Exception as error:
         raise ValueError(f"trackers: {tracker} cannot be started ({error}); fix that or omit it.") from None
     return sink
