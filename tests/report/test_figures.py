@@ -441,7 +441,7 @@ def test_an_unknown_figure_is_one_sentence(tmp_path):
 
 def test_without_matplotlib_it_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match=r"pip install 'lerope\[plots\]'"):
+    with pytest.raises(ValueError, match=r"pip install 'matplotlib"):
         BY_NAME["training"].draw(Bundle([]))
 
 
