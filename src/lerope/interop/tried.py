@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lerope.core.files import read_json
-from lerope.results import Verdict
+from lerope.results.verification import Verdict
 
 FILE = Path(__file__).with_name("tried.json")
 

@@ -26,7 +26,8 @@ from lerope.interop.tokenizer import processor
 from lerope.interop.tried import tried
 from lerope.model.saved import load_model
 from lerope.model.transformer import Transformer
-from lerope.results import EngineRun, EngineTable, Verdict, Verification
+from lerope.results import EngineRun, EngineTable, Verification
+from lerope.results.verification import Verdict
 from lerope.rotary.artifact import Frequencies
 from lerope.rotary.extension import extend
 

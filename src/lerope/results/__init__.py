@@ -52,7 +52,7 @@ from lerope.results.evaluation import Evaluation, Extrapolation, ExtrapolationBi
 from lerope.results.needle import FLOOR, Needle, NeedleCell, NeedleLeftOut
 from lerope.results.sweep import LearningRateOptimum, LearningRatePrediction, Sweep, Trial
 from lerope.results.training import Timeline, Training
-from lerope.results.verification import EngineRun, EngineTable, Verdict, Verification
+from lerope.results.verification import EngineRun, EngineTable, Verification
 
 __all__ = [
     "FLOOR",
@@ -110,7 +110,6 @@ __all__ = [
     "Timing",
     "Training",
     "Trial",
-    "Verdict",
     "Verification",
     "arrays_of",
     "load_result",
