@@ -140,7 +140,7 @@ def test_there_is_one_loss_a_run_and_it_says_what_it_is_of(browser, file):
 def test_validation_in_training_says_what_it_reads(browser, file):
     browser.open(file.as_uri())
     data = json.loads(browser.run("document.querySelector('#data').textContent"))
-    (tokens,) = {run["provenance"]["recipe"]["validation_tokens"] for run in data["runs"]}
+    (tokens,) = {run["validationTokens"] for run in data["runs"]} - {None}
     assert f"Validation in training, the first {tokens / 1e6:.3g}M tokens" in picture(browser, "losses")
     assert "the first validation documents alone" in text(browser, "#losses .lead")
 

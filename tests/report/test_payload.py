@@ -75,6 +75,7 @@ def test_a_short_run_keeps_every_step(tmp_path):
     found = run_payload(one(path)).shown
     assert found["training"] == {"steps": [1, 2], "values": [2.5, 2.0]}
     assert found["validation"] == {"steps": [1], "values": [2.25]}
+    assert found["validationTokens"] == 9  # what was read, whatever the recipe asked for
 
 
 def test_progress_and_time_left(tmp_path):

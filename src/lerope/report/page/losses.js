@@ -168,7 +168,8 @@ function buildLosses(host) {
     };
     legend.replaceChildren(...shown().map((run) => element("li", {}, swatch(look(run)), run.id)));
     fill(training, "Training loss", "training");
-    const tokens = unique(shown().map((run) => run.provenance.recipe.validation_tokens));
+    const read = shown().map((run) => run.validationTokens);
+    const tokens = unique(read.filter((count) => count !== null));
     const some = tokens.length === 1 ? `the first ${write.short(tokens[0])} tokens` : "the first tokens";
     fill(validation, `Validation in training, ${some}`, "validation");
     nothing(

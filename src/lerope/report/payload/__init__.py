@@ -81,6 +81,7 @@ def run_payload(files: RunFiles) -> OneRun:
         "loss": last_loss(files),
         "training": curve(losses),
         "validation": curve({record.step: record.validation_loss for record in metrics.validations}),
+        "validationTokens": metrics.validations[-1].validation_tokens if metrics.validations else None,
         "evaluations": evaluations(files),
         "frequencies": frequencies(files),
         "bands": bands(files),
