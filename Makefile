@@ -87,4 +87,4 @@ results: $(READY)  ## docs/results.md, its figures and the README's table, from 
 	@$(BIN)/python results/page.py
 
 clean:          ## remove the virtual environment and caches
-	rm -rf $(VENV) $(DIST) $(SITE) .engines .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(DIST) $(SITE) jupyter_execute .engines .mypy_cache .ruff_cache .pytest_cache .hypothesis
