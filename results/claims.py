@@ -65,12 +65,18 @@ class Archive:
         return [files for planned, files in self.of(study) if not encodings or planned.encoding in encodings]
 
     def compared(self, study: Study) -> Comparison | None:
-        """The study's evaluated runs against RoPE; None without a pair."""
-        paths = [files.run.path for files in self.files(study) if "eval" in files.results]
-        try:
-            return compare(paths) if paths else None
-        except ValueError:  # RoPE or the other half of a pair is still missing
-            return None
+        """The study's evaluated runs against RoPE, those that RoPE has a run for; None without a pair."""
+        evaluated = [files for files in self.files(study) if "eval" in files.results]
+        of_rope = {_setting(files) for files in evaluated if files.run.recipe.spec.method == "rope"}
+        chosen = [files for files in evaluated if _setting(files) in of_rope]
+        rungs = {files.run.recipe.rung for files in chosen if files.run.recipe.spec.method != "rope"}
+        paths = [files.run.path for files in chosen if files.run.recipe.rung in rungs]
+        return compare(paths) if paths else None
+
+
+def _setting(files: RunFiles) -> tuple[str, int]:
+    """What runs of a pair have in common."""
+    return files.run.recipe.rung, files.run.recipe.seed
 
 
 def number_verdict(paper: float, low: float, high: float) -> str:

@@ -1,6 +1,7 @@
 """docs/results.md is what the archives in results/ say, and says the right thing about planted ones."""
 
 import importlib
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -113,6 +114,22 @@ def test_what_was_learned_and_how_far_it_reaches(tmp_path, monkeypatch):
     for claim in of["reach"] + of["needle"]:
         assert claim.verdict in (claims.AGREES, claims.DIFFERS)
         assert "RoPE " in claim.measured
+
+
+def test_half_a_study_is_compared_as_far_as_it_goes(tmp_path):
+    """Runs come one by one: a LeRoPE run that waits for its RoPE run is no error, and damage is one."""
+    folder = tmp_path / "english"
+    write_study(folder, campaign.size(), lambda run: 3.0 - 0.01 * (run.encoding == "lerope"))
+    for path in folder.glob("217M-rope-*"):
+        shutil.rmtree(path)
+    for path in folder.glob("19M-lerope-*"):
+        shutil.rmtree(path)
+    found = claims.Archive(folder).compared(campaign.size())
+    assert [effect["rung"].partition(",")[0] for effect in found.effects] == ["52M"]
+    for path in folder.glob("52M-lerope-*"):
+        (path / "results" / "eval.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="changed or damaged"):
+        claims.Archive(folder)
 
 
 def test_a_run_of_another_recipe_does_not_count(tmp_path):

@@ -95,6 +95,16 @@ def test_a_damaged_result_is_not_archived(runs, tmp_path):
     assert not list((tmp_path / "out").iterdir())
 
 
+def test_an_evaluation_without_sums_is_refused(runs, tmp_path):
+    """Those of an earlier version: without their tokens nothing would be left."""
+    run = shutil.copytree(runs[0], tmp_path / "runs" / "early")
+    file = run / "results" / "eval.json"
+    arrays = load_file(file.with_suffix(".safetensors"))
+    Evaluation.load(file).save_with(file, {name: arrays[name] for name in ("losses", "ends")})
+    with pytest.raises(ValueError, match=r"eval\.safetensors has no document_counts and no document_sums"):
+        archive(run, tmp_path / "out")
+
+
 def test_the_command(runs, tmp_path, capsys):
     main(["archive", *map(str, runs[:2]), "--out", str(tmp_path / "out")])
     printed = capsys.readouterr().out.splitlines()

@@ -90,9 +90,9 @@ class Writer:
 
     def __init__(self, path: Path, request: GenerateRequest) -> None:
         self.run, self.request = finished_run(path), request
-        self.tokenizer = run_tokenizer(self.run)
         self._device = start_ranks(request.device).device
         self.model = ready(load_model(self.run.path).to(self._device), request.precision)
+        self.tokenizer = run_tokenizer(self.run)
         self._encoding = self.model.encoding
 
     @property

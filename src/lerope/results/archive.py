@@ -27,7 +27,7 @@ from lerope.core.run import (
 )
 from lerope.results import Bands, Evaluation, RunResult, load_result
 from lerope.results.base import Arrays
-from lerope.results.token_losses import TOKENS
+from lerope.results.token_losses import SUMS, TOKENS
 
 STEPS_APART = 10
 # Arrays that no command reads.
@@ -79,7 +79,8 @@ def _copy_result(file: Path, target: Path) -> None:
     if not isinstance(result, RunResult) or result.arrays_sha256 is None:
         shutil.copyfile(file, target)
         return
-    with result.open_arrays(file) as arrays:
+    # An evaluation of an earlier version has only tokens, and nothing would be left of it.
+    with result.open_arrays(file, *(SUMS if isinstance(result, Evaluation) else ())) as arrays:
         found = {name: arrays.get_tensor(name) for name in arrays.keys()}  # noqa: SIM118
     result.save_with(target, _smaller(type(result), found))
 
