@@ -220,17 +220,18 @@ def _window(text: Archive) -> list[Claim]:
     x, y = np.log(np.array(points, np.float64)).T
     slope, error = _slope(x, y)
     words = ", ".join(f"{wavelength / length:.2f} at {length:,}" for length, wavelength in points)
-    near = abs(slope - 1) <= 2 * error or abs(slope - 1) <= NEAR
+    grows_so = abs(slope - 1) <= max(2 * error, NEAR)
+    is_near = all(abs(wavelength / length / ratio - 1) <= 2 * NEAR for length, wavelength in points)
+    verdict = AGREES if grows_so and is_near else SAME if slope > 0.5 else DIFFERS
     return [
         Claim(
             claim.study,
             claim.paper,
             f"L to the power {slope:.2f} ± {error:.2f}; wavelength / window {words}",
-            AGREES if near and all(abs(w / length / ratio - 1) <= 2 * NEAR for length, w in points) else
-            SAME if slope > 0.5 else DIFFERS,
-            f"{len(points)} of {len(found)} runs have a band that stands out",
+            verdict,
+            f"{len(points)} of {len(found)} runs have a band that stands out; agrees within {2 * NEAR:.0%}",
         )
-    ]  # fmt: skip
+    ]
 
 
 def _slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:

@@ -28,8 +28,8 @@ TEXTS = {
 }
 FIGURES = {
     "english": (
-        *("training", "loss-gap-by-position", "wavelengths", "band-contributions", "leave-one-out"),
-        *("extrapolation", "needle-distractors"),
+        *("differences", "training", "loss-gap-by-position", "wavelengths", "band-contributions", "leave-one-out"),
+        *("extrapolation", "beyond-the-window", "needle-distractors"),
     ),
     "code": ("wavelengths",),
 }
