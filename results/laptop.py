@@ -1,0 +1,79 @@
+"""The campaign's questions asked of the smallest model, in runs of ten minutes on one core: repeated without a GPU.
+
+    lerope data prepare english-00.jsonl.xz --validation english-validation.jsonl.xz --vocab-size 2048 --out data/laptop
+    lerope ladder results/laptop.py:effect --data data/laptop --out runs/laptop --at-once 2
+    lerope archive runs/laptop/demo-* --out results/laptop
+
+Three layers, a window of 256 tokens, four million tokens. What is large shows here, such as the fall beyond the window;
+whether the gain within it does is what `effect` asks.
+"""
+
+from dataclasses import replace
+
+from lerope.core.encoding import FROZEN
+from lerope.launch.recipes import PROFILE
+from lerope.launch.study import Command, PlannedRun, Study, grid, measured, with_options
+
+WINDOW, HORIZON = 256, 1_024
+LENGTHS = (128, WINDOW, 512)
+SETTING = {
+    "row_length": WINDOW,
+    "batch_tokens": 8_192,
+    "steps": 500,
+    "precision": "bf16",
+    "learning_rate": 2**-8,
+    "frequency_learning_rate": 2**-5,
+    "validation_tokens": 200_000,
+}
+"""Of every run. The learning rate is the best of 2^-5 to 2^-10 for RoPE at 200 steps, each half the one before. With it
+a frequency could not get far in 500 steps, so frequencies have one of their own."""
+REACH: Command = ("extrapolate", "--to", str(HORIZON), "--max-tokens", "100000")
+FALL: Command = ("analyze", "--parts", "beyond", "--max-tokens", "60000")
+
+
+def effect() -> Study:
+    """Three pairs, also the source of the profile and of the reach."""
+    runs = [run for seed in (42, 43, 44) for run in _runs(["rope", "lerope"], seed)]
+    return _study("effect", "Is LeRoPE better than RoPE?", measured(runs, REACH))
+
+
+def window() -> Study:
+    """The same number of tokens in rows of three lengths."""
+    runs = [_longer(run, length) for length in LENGTHS for run in _runs(["lerope"])]
+    return _study("window", "Does the dominant wavelength follow the window?", runs)
+
+
+def transfer() -> Study:
+    """Learned frequencies of another seed, frozen."""
+    frozen = PlannedRun(rung="demo", encoding=FROZEN, after="demo-lerope-43", changes=dict(SETTING))
+    runs = [*_runs(["rope", "lerope"]), *_runs(["lerope"], 43), frozen]
+    return _study("transfer", "Is the gain in the frequencies, or in learning them?", runs)
+
+
+def horizon() -> Study:
+    """What may keep learned frequencies from falling off: positions that skip while training, and constraints."""
+    skipping = f"horizon={HORIZON}"
+    encodings = ["rope", "lerope", f"lerope,{skipping}", f"rope,{skipping}", f"lerope,{skipping},horizon_from=0.9"]
+    encodings.append(f"results.candidates:Gap,train_length={WINDOW},reach={HORIZON}")
+    encodings.append(f"results.candidates:WholeTurns,train_length={WINDOW}")
+    encodings.append("results.candidates:WholeTokens")
+    runs = measured(_runs(encodings), REACH)
+    return _study("horizon", "Can learned frequencies reach beyond the window?", runs)
+
+
+def _study(name: str, sentence: str, runs: list[PlannedRun]) -> Study:
+    """Every run with its profile, evaluated on whole documents of 600,000 tokens."""
+    runs = [measured([run], FALL)[0] if run.encoding.startswith("lerope") and REACH in run.measure else run
+            for run in measured(runs, PROFILE)]  # fmt: skip
+    return with_options(Study(name=name, sentence=sentence, runs=runs), "eval", "--max-tokens", "600000")
+
+
+def _runs(encodings: list[str], seed: int = 42) -> list[PlannedRun]:
+    return grid(["demo"], encodings, (seed,), **SETTING)
+
+
+def _longer(run: PlannedRun, length: int) -> PlannedRun:
+    """With rows of another length; the window's own run is that of `effect`."""
+    if length == WINDOW:
+        return run
+    return replace(run, suffix=f"length{length}", changes={**run.changes, "row_length": length})
