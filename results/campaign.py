@@ -9,7 +9,7 @@ to measure. Results are archived as they come: `make results` writes the page fr
 """
 
 from lerope.core.encoding import FROZEN
-from lerope.launch.recipes import EVERYTHING, PROFILE
+from lerope.launch.recipes import PROFILE
 from lerope.launch.study import Command, PlannedRun, Study, grid, measured
 
 STEPS = 4_000
@@ -19,6 +19,7 @@ SIZE_STEPS = 1_600
 """What lets a pair of 217M fit into half an hour."""
 LENGTHS = (512, 1_024, 2_048, 4_096, 8_192)
 REACH: tuple[Command, ...] = (("extrapolate", "--to", "8192"), ("needle",))
+REMOVALS: Command = ("analyze", "--parts", "ablation", "slowest", "phasors")
 FALL: Command = ("analyze", "--parts", "beyond", "--max-tokens", "400000")
 """Which learned frequency makes a run fall off beyond its window."""
 
@@ -30,7 +31,7 @@ def effect() -> Study:
     """
     runs = [run for seed in (42, 43, 44) for run in grid(["52M"], ["rope", "lerope"], (seed,), steps=STEPS)]
     runs += grid(["52M"], ["prope"], (42, 43, 44), steps=STEPS)
-    runs = measured(runs, EVERYTHING, *REACH)
+    runs = measured(runs, PROFILE, *REACH, REMOVALS)
     return Study(name="effect", sentence="Is LeRoPE better than RoPE?", runs=_with_fall(runs))
 
 

@@ -6,9 +6,10 @@ an effect at all, and in the paper's direction.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
+from types import ModuleType
 
 import campaign
 import numpy as np
@@ -41,10 +42,10 @@ class Claim:
 
 
 class Archive:
-    """The runs of one text, by name; any that cannot be read raises."""
+    """The runs of one text, by name, and the module of studies that they belong to; any that cannot be read raises."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, notes = folder, list[str]()
+    def __init__(self, folder: Path, studies: ModuleType = campaign) -> None:
+        self.folder, self.studies, notes = folder, studies, list[str]()
         found = [read_files(path.parent, notes) for path in sorted(folder.glob(f"*/{RUN}"))]
         if notes:
             raise ValueError(notes[0])
@@ -133,8 +134,20 @@ def _difference_claim(study: str, paper: str, value: float, effect: MethodEffect
     )
 
 
+def laptop_claims(laptop: Archive) -> list[Claim]:
+    """What can be asked of a small model too; the paper's numbers are of larger ones."""
+    return [
+        _ahead(laptop),
+        _every_seed(laptop),
+        *_profile(laptop),
+        *_window(laptop),
+        _frozen(laptop),
+        *_reach(laptop),
+    ]
+
+
 def _effect(text: Archive) -> list[Claim]:
-    found, made = text.compared(campaign.effect()), []
+    found, made = text.compared(text.studies.effect()), []
     for method, name in (("lerope", "LeRoPE"), ("prope", "p-RoPE")):
         value = printed_difference(method)
         made.append(
@@ -142,25 +155,40 @@ def _effect(text: Archive) -> list[Claim]:
                 "effect", f"{name} against RoPE at 52M: {value:+.4f} nats", value, _against_rope(found, method)
             )
         )
-    every = Claim("effect", "LeRoPE is ahead of RoPE with every seed")
+    return [*made, _every_seed(text)]
+
+
+def _ahead(text: Archive) -> Claim:
+    """A gain of any size."""
+    claim = Claim("effect", "LeRoPE is ahead of RoPE at every size")
+    effect = _against_rope(text.compared(text.studies.effect()), "lerope", "demo")
+    if effect is None:
+        return claim
+    low, high, over = interval(effect)
+    measured = f"{effect['difference']:+.4f} nats ({low:+.4f} to {high:+.4f}; {over})"
+    return replace(claim, measured=measured, verdict=AGREES if high < 0 else DIFFERS if low > 0 else NOISE)
+
+
+def _every_seed(text: Archive) -> Claim:
+    claim = Claim("effect", "LeRoPE is ahead of RoPE with every seed")
+    found = text.compared(text.studies.effect())
     by_seed: dict[str, dict[int, float]] = {}
     for row in found.losses if found is not None else []:
         by_seed.setdefault(row["method"], {})[row["seed"]] = row["loss"]
     seeds = sorted(by_seed.get("rope", {}).keys() & by_seed.get("lerope", {}).keys())
-    if seeds:
-        ahead = sum(by_seed["lerope"][seed] < by_seed["rope"][seed] for seed in seeds)
-        every = Claim(
-            every.study,
-            every.paper,
-            f"{ahead} of {len(seeds)} seeds",
-            AGREES if ahead == len(seeds) else DIFFERS,
-            "one pair says little" if len(seeds) == 1 else "",
-        )
-    return [*made, every]
+    if not seeds:
+        return claim
+    ahead = sum(by_seed["lerope"][seed] < by_seed["rope"][seed] for seed in seeds)
+    return replace(
+        claim,
+        measured=f"{ahead} of {len(seeds)} seeds",
+        verdict=AGREES if ahead == len(seeds) else DIFFERS,
+        note="one pair says little" if len(seeds) == 1 else "",
+    )
 
 
 def _profile(text: Archive) -> list[Claim]:
-    learned = [files for files in text.files(campaign.effect(), "lerope") if files.result(LearnedFrequencies)]
+    learned = [files for files in text.files(text.studies.effect(), "lerope") if files.result(LearnedFrequencies)]
     same = Claim("profile", "seeds learn the same profile")
     profiles = [_log_scales(files) for files in learned]
     if len(profiles) > 1:
@@ -212,7 +240,7 @@ def _log_scales(files: RunFiles) -> list[float]:
 def _window(text: Archive) -> list[Claim]:
     ratio = float(numbers.WAVELENGTH_BY_LENGTH)
     claim = Claim("window", f"the dominant wavelength grows with the window L as {ratio} L")
-    found = [files.result(Bands) for files in text.files(campaign.window())]
+    found = [files.result(Bands) for files in text.files(text.studies.window())]
     whole = [bands for bands in found if bands is not None and left_out_of_ratio(bands) is None]
     points = [(bands.train_length, bands.dominant_wavelength) for bands in whole if bands.dominant_wavelength]
     if len(points) < 3:
@@ -242,20 +270,24 @@ def _slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     return slope, math.sqrt(float((residuals**2).sum()) / (len(x) - 2) / float((centred**2).sum()))
 
 
-def _transfer(text: Archive) -> list[Claim]:
-    found = text.compared(campaign.transfer())
+def _frozen(text: Archive) -> Claim:
+    found = text.compared(text.studies.transfer())
     share = float(numbers.GAIN_CAPTURED["Fixed LeRoPE"][0]) / 100
-    frozen = Claim("transfer", f"frequencies of another seed, frozen, keep {share:.1%} of the gain (217M)")
+    claim = Claim("transfer", f"frequencies of another seed, frozen, keep {share:.1%} of the gain (217M)")
     gain = next((row for row in (found.gains if found is not None else []) if row["method"] == "frozen"), None)
-    if gain is not None:
-        low, high = gain["perplexity_low"], gain["perplexity_high"]
-        frozen = Claim(
-            frozen.study,
-            frozen.paper,
-            f"{gain['perplexity']:.0%} ({low:.0%} to {high:.0%} over documents)",
-            AGREES if low <= share <= high else SAME if low > 0 else NOISE,
-        )
-    made = [frozen]
+    if gain is None:
+        return claim
+    low, high = gain["perplexity_low"], gain["perplexity_high"]
+    return replace(
+        claim,
+        measured=f"{gain['perplexity']:.0%} ({low:.0%} to {high:.0%} over documents)",
+        verdict=AGREES if low <= share <= high else SAME if low > 0 else NOISE,
+    )
+
+
+def _transfer(text: Archive) -> list[Claim]:
+    found = text.compared(text.studies.transfer())
+    made = [_frozen(text)]
     names = ("b = 2048", "b = 500k", "LeRoPE, linear", "LeRoPE, direct", "LeRoPE, per layer and head")
     for name in names:
         value = float(numbers.ABLATIONS[name][1])
@@ -298,7 +330,7 @@ def _code(english: Archive, code: Archive) -> list[Claim]:
     effect = _against_rope(code.compared(campaign.code()), "lerope")
     first = _difference_claim("code", f"LeRoPE against RoPE on Python: {value:+.4f} nats (217M)", value, effect)
     larger = Claim("code", "code gains more than English")
-    other = _against_rope(english.compared(campaign.effect()), "lerope")
+    other = _against_rope(english.compared(english.studies.effect()), "lerope")
     if effect is not None and other is not None:
         more = other["difference"] - effect["difference"]
         larger = Claim(
@@ -352,7 +384,7 @@ def _paired(
 ) -> Claim:
     """A claim that LeRoPE's value is above (sign 1) or below RoPE's, seed by seed."""
     by_method: dict[str, dict[int, float]] = {"rope": {}, "lerope": {}}
-    for planned, files in text.of(campaign.effect()):
+    for planned, files in text.of(text.studies.effect()):
         if planned.encoding in by_method and (found := value(files)) is not None:
             by_method[planned.encoding][planned.seed] = found
     seeds = sorted(by_method["rope"].keys() & by_method["lerope"].keys())

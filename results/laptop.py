@@ -9,6 +9,7 @@ whether the gain within it does is what `effect` asks.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from lerope.core.encoding import FROZEN
 from lerope.launch.recipes import PROFILE
@@ -16,7 +17,7 @@ from lerope.launch.study import Command, PlannedRun, Study, grid, measured, with
 
 WINDOW, HORIZON = 256, 1_024
 LENGTHS = (128, WINDOW, 512)
-SETTING = {
+SETTING: dict[str, Any] = {
     "row_length": WINDOW,
     "batch_tokens": 8_192,
     "steps": 500,

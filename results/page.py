@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import campaign
+import laptop
 from claims import AGREES, WAITING, Archive, Claim, claims, interval
 
 from lerope.core.run import RUN
@@ -25,6 +26,7 @@ DRAWN = ROOT / "docs" / "figures" / "results"
 TEXTS = {
     "english": "English: books, scientific articles, technical documentation, diplomatic papers",
     "code": "Python: sources of the interpreter and of packages",
+    "laptop": "On two cores: English, three layers, a window of 256 tokens",
 }
 FIGURES = {
     "english": (
@@ -32,7 +34,9 @@ FIGURES = {
         *("extrapolation", "beyond-the-window", "needle-distractors"),
     ),
     "code": ("wavelengths",),
+    "laptop": ("differences", "wavelengths", "extrapolation", "beyond-the-window"),
 }
+STUDIES = {"english": campaign, "code": campaign, "laptop": laptop}
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 INTRO = """# Results
 
@@ -54,7 +58,7 @@ between encodings can be compared with the paper's, and absolute losses cannot.
 
 def page(folder: Path) -> str:
     """The page in Markdown."""
-    texts = {name: Archive(folder / name) for name in TEXTS}
+    texts = {name: Archive(folder / name, STUDIES[name]) for name in TEXTS}
     parts = [INTRO, _claim_table(claims(texts["english"], texts["code"]))]
     for name, text in texts.items():
         if text.runs:
