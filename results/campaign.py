@@ -8,10 +8,18 @@ Studies share runs, so all of one text go to one folder. A run of 52M takes abou
 to measure. Results are archived as they come: `make results` writes the page from whatever is there.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 from lerope.core.encoding import FROZEN
+from lerope.core.ladder import LEARNING_RATE_INDEX
 from lerope.launch.recipes import PROFILE
 from lerope.launch.study import Command, PlannedRun, Study, grid, measured
+from lerope.scaling.lr_search import learning_rate
 
+SLOWER = 2
+"""Learning rates are this many indices below the paper's, so half of them: at 52M 2^-7.5, the best of 2^-6.5, 2^-7 and
+2^-7.5 for RoPE in 800 steps on the English text (`lerope sweep 52M --steps 800`)."""
 STEPS = 4_000
 SHORT = 2_000
 """Steps of runs that are compared only with each other."""
@@ -29,16 +37,17 @@ def effect() -> Study:
 
     Pair by pair, so that what is there when time runs out can be compared.
     """
-    runs = [run for seed in (42, 43, 44) for run in grid(["52M"], ["rope", "lerope"], (seed,), steps=STEPS)]
-    runs += grid(["52M"], ["prope"], (42, 43, 44), steps=STEPS)
+    runs = [run for seed in (42, 43, 44) for run in _runs(["rope", "lerope"], (seed,))]
+    runs += _runs(["prope"], (42, 43, 44))
     runs = measured(runs, PROFILE, *REACH, REMOVALS)
     return Study(name="effect", sentence="Is LeRoPE better than RoPE?", runs=_with_fall(runs))
 
 
 def window() -> Study:
     """The same number of tokens in rows of five lengths."""
-    runs = [run for length in LENGTHS for run in grid(["52M"], ["lerope"], suffix=f"length{length}", row_length=length,
-                                                      steps=SHORT)]  # fmt: skip
+    runs = [
+        run for length in LENGTHS for run in _runs(["lerope"], suffix=f"length{length}", steps=SHORT, row_length=length)
+    ]
     return Study(
         name="window", sentence="Does the dominant wavelength follow the window?", runs=measured(runs, PROFILE)
     )
@@ -49,9 +58,9 @@ def transfer() -> Study:
     others = ["rope,base=2048", "rope,base=500000", "lerope,parametrization=linear", "lerope,parametrization=direct"]
     others += ["lerope,sharing=layer_head", "nope"]
     runs = [
-        *grid(["52M"], ["rope", "lerope"], (42, 43), steps=STEPS),
-        PlannedRun(rung="52M", encoding=FROZEN, after="52M-lerope-43", changes={"steps": STEPS}),
-        *grid(["52M"], others, steps=STEPS),
+        *_runs(["rope", "lerope"], (42, 43)),
+        PlannedRun(rung="52M", encoding=FROZEN, after="52M-lerope-43", changes=_changes("52M", STEPS)),
+        *_runs(others),
     ]
     return Study(
         name="transfer", sentence="Is the gain in the frequencies, or in learning them?", runs=measured(runs, PROFILE)
@@ -60,13 +69,17 @@ def transfer() -> Study:
 
 def size() -> Study:
     """Pairs of three sizes, all on the same number of tokens."""
-    runs = grid(["19M", "52M", "217M"], ["rope", "lerope"], suffix=f"steps{SIZE_STEPS}", steps=SIZE_STEPS)
+    runs = [
+        run
+        for rung in ("19M", "52M", "217M")
+        for run in grid([rung], ["rope", "lerope"], suffix=f"steps{SIZE_STEPS}", **_changes(rung, SIZE_STEPS))
+    ]
     return Study(name="size", sentence="Is there a gain at every size?", runs=measured(runs, PROFILE))
 
 
 def code() -> Study:
     """Python sources, with a tokenizer of their own."""
-    runs = grid(["52M"], ["rope", "lerope"], (42, 43), steps=STEPS)
+    runs = _runs(["rope", "lerope"], (42, 43))
     return Study(
         name="code", sentence="Does code gain more than English?", runs=measured(runs, PROFILE), source="python:"
     )
@@ -79,9 +92,9 @@ def preset() -> Study:
     is tried here.
     """
     encodings = ["rope", "lerope", "preset:english"]
-    runs = grid(["52M"], [*encodings, "lerope,init=preset:english"], (45,), steps=STEPS)
-    runs += grid(["52M"], encodings, suffix="heads128", head_dim=128, steps=STEPS)
-    runs += grid(["52M"], encodings, suffix="length4096", row_length=4_096, steps=SHORT)
+    runs = _runs([*encodings, "lerope,init=preset:english"], (45,))
+    runs += _runs(encodings, suffix="heads128", head_dim=128)
+    runs += _runs(encodings, suffix="length4096", steps=SHORT, row_length=4_096)
     return Study(name="preset", sentence="How much of the gain does a preset keep?", runs=measured(runs, PROFILE))
 
 
@@ -89,8 +102,19 @@ def horizon() -> Study:
     """What may keep learned frequencies from falling off: positions that skip while training, and constraints."""
     encodings = ["rope", "lerope", "rope,horizon=8192", "lerope,horizon=8192", "lerope,horizon=8192,horizon_from=0.9"]
     encodings += [f"results.candidates:{name}" for name in ("Gap", "WholeTurns", "WholeTokens")]
-    runs = _with_fall(measured(grid(["52M"], encodings, steps=STEPS), PROFILE, *REACH))
+    runs = _with_fall(measured(_runs(encodings), PROFILE, *REACH))
     return Study(name="horizon", sentence="Can learned frequencies reach beyond the window?", runs=runs)
+
+
+def _runs(
+    encodings: list[str], seeds: Sequence[int] = (42,), suffix: str = "", steps: int = STEPS, **changes: int
+) -> list[PlannedRun]:
+    """Of 52M."""
+    return grid(["52M"], encodings, seeds, suffix, **_changes("52M", steps), **changes)
+
+
+def _changes(rung: str, steps: int) -> dict[str, Any]:
+    return {"steps": steps, "learning_rate": learning_rate(LEARNING_RATE_INDEX[rung] + SLOWER)}
 
 
 def _with_fall(runs: list[PlannedRun]) -> list[PlannedRun]:

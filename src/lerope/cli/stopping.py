@@ -33,10 +33,14 @@ def stoppable(quiet: bool = False) -> Iterator[None]:
 
 def leave(code: int) -> NoReturn:
     """Ends the process, whether single or one of several ranks."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_initialized():
+    distributed, cuda = sys.modules.get("torch.distributed"), sys.modules.get("torch.cuda")
+    together = distributed is not None and distributed.is_initialized()
+    if distributed is not None and together:
         distributed.barrier()
+    # At interpreter exit, torch's communication threads can abort a successful run, and it takes seconds to take down a
+    # GPU's context and the compiler's workers.
+    if together or (cuda is not None and cuda.is_initialized()):
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # At interpreter exit, torch's communication threads can abort a successful run.
+        os._exit(code)
     sys.exit(code)
