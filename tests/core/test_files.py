@@ -151,6 +151,16 @@ def test_a_file_stays_as_it_was_where_writing_fails(tmp_path):
     assert (tmp_path / "f").read_text() == "before\n"
 
 
+def test_others_may_read_what_a_library_wrote_for_its_user_alone(tmp_path):
+    (tmp_path / "usual").write_text("")
+    for name in ("file", "folder/file"):
+        with whole(tmp_path / name.partition("/")[0]) as partial:
+            file = partial / "file" if "/" in name else partial
+            file.parent.mkdir(exist_ok=True)
+            file.touch(0o600)
+        assert (tmp_path / name).stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
 def test_a_folder_takes_the_place_of_another_whole(tmp_path):
     for number in (1, 2):
         with whole(tmp_path / "folder") as partial:

@@ -9,6 +9,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -50,6 +51,8 @@ def put(partial: Path, path: Path) -> None:
     A folder cannot replace another in one step: a crash just then leaves the old one beside it, as `.NAME.replaced`.
     """
     for each in (*(partial.rglob("*") if partial.is_dir() else ()), partial):
+        if each.is_file():
+            each.chmod(_usual_mode())  # safetensors makes files that nobody else may read
         _sync(each)
     aside = path.with_name(f".{path.name}{_REPLACED}")
     if partial.is_dir() and path.is_dir():
@@ -58,6 +61,14 @@ def put(partial: Path, path: Path) -> None:
     partial.replace(path)
     _sync(path.parent)
     remove(aside)
+
+
+@cache
+def _usual_mode() -> int:
+    """Who may do what with a new file, by this user's settings."""
+    umask = os.umask(0o022)
+    os.umask(umask)
+    return 0o666 & ~umask
 
 
 @contextmanager

@@ -1,11 +1,14 @@
 """Runs without their weights: small enough for git, and all that comparisons, reports and presets read.
 
 An archive is a run directory with less in it: no checkpoints, weights or tokenizer, no loss of single tokens, one
-training step in ten, and arrays in float32 but for the sums that differences are taken of.
+training step in ten, no losses by single positions beyond the train length, and arrays in float32 (curves of bands in
+float16) but for the sums that differences are taken of.
 """
 
 import json
 import shutil
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +28,17 @@ from lerope.core.run import (
     is_run,
     read_run,
 )
-from lerope.results import Bands, Evaluation, RunResult, load_result
+from lerope.results import Bands, Evaluation, Extrapolation, RunResult, load_result
 from lerope.results.base import Arrays
 from lerope.results.token_losses import SUMS, TOKENS
 
 STEPS_APART = 10
-# Arrays that no command reads.
-_LEFT_OUT: dict[type[RunResult], tuple[str, ...]] = {Evaluation: TOKENS, Bands: ("contributions",)}
+# Arrays that no command reads, or that say more exactly what is in the result itself.
+_LEFT_OUT: dict[type[RunResult], tuple[str, ...]] = {
+    Evaluation: TOKENS,
+    Bands: ("contributions",),
+    Extrapolation: ("*.sums", "*.counts"),
+}
 
 
 def archive(path: Path, out: Path) -> Path:
@@ -82,13 +89,17 @@ def _copy_result(file: Path, target: Path) -> None:
     # An evaluation of an earlier version has only tokens, and nothing would be left of it.
     with result.open_arrays(file, *(SUMS if isinstance(result, Evaluation) else ())) as arrays:
         found = {name: arrays.get_tensor(name) for name in arrays.keys()}  # noqa: SIM118
-    result.save_with(target, _smaller(type(result), found))
+    if smaller := _smaller(type(result), found):
+        result.save_with(target, smaller)
+    else:
+        replace(result, arrays_sha256=None).save(target)
 
 
 def _smaller(kind: type[RunResult], arrays: Arrays) -> Arrays:
-    exact = kind is Evaluation
+    floats = np.float64 if kind is Evaluation else np.float16 if kind is Bands else np.float32
+    left_out = _LEFT_OUT.get(kind, ())
     return {
-        name: array if exact or array.dtype != np.float64 else array.astype(np.float32)
+        name: array.astype(floats) if np.issubdtype(array.dtype, np.floating) else array
         for name, array in arrays.items()
-        if name not in _LEFT_OUT.get(kind, ())
+        if not any(fnmatchcase(name, pattern) for pattern in left_out)
     }
