@@ -28,7 +28,7 @@ SIZE_STEPS = 1_600
 LENGTHS = (512, 1_024, 2_048, 4_096, 8_192)
 REACH: tuple[Command, ...] = (("extrapolate", "--to", "8192"), ("needle",))
 REMOVALS: Command = ("analyze", "--parts", "ablation", "slowest", "phasors")
-FALL: Command = ("analyze", "--parts", "beyond", "--max-tokens", "400000")
+FALL: Command = ("analyze", "--parts", "beyond", "--max-tokens", "100000")
 """Which learned frequency makes a run fall off beyond its window."""
 
 

@@ -89,6 +89,11 @@ def number_verdict(paper: float, low: float, high: float) -> str:
     return SAME if (paper < 0) == (high < 0) else DIFFERS
 
 
+def of_seeds(verdict: str, num_seeds: int) -> str:
+    """A verdict that counts seeds; one alone is too few for it to count."""
+    return verdict if num_seeds > 1 else f"{verdict}, one seed"
+
+
 def claims(english: Archive, code: Archive) -> list[Claim]:
     """All of them, in the order of the studies."""
     return [
@@ -182,8 +187,7 @@ def _every_seed(text: Archive) -> Claim:
     return replace(
         claim,
         measured=f"{ahead} of {len(seeds)} seeds",
-        verdict=AGREES if ahead == len(seeds) else DIFFERS,
-        note="one pair says little" if len(seeds) == 1 else "",
+        verdict=of_seeds(AGREES if ahead == len(seeds) else DIFFERS, len(seeds)),
     )
 
 
@@ -213,7 +217,7 @@ def _profile(text: Archive) -> list[Claim]:
             dominant.study,
             dominant.paper,
             f"a band stands out in {len(standing)} of {len(bands)} runs; wavelength / window {words}",
-            verdict,
+            of_seeds(verdict, len(bands)),
             f"stands out: twice the next; agrees within {NEAR:.0%}",
         )
     slow = Claim("profile", "slow bands are suppressed")
@@ -225,8 +229,8 @@ def _profile(text: Archive) -> list[Claim]:
             slow.study,
             slow.paper,
             f"from band {words} on, of {len(profiles[0])}",
-            AGREES if None not in first else DIFFERS,
-            f"{len(first)} seed{'s' * (len(first) > 1)}",
+            of_seeds(AGREES if None not in first else DIFFERS, len(first)),
+            f"{len(first)} seeds" * (len(first) > 1),
         )
     return [same, dominant, slow]
 
@@ -394,4 +398,5 @@ def _paired(
     right = sum(sign * (lerope - rope) > 0 for rope, lerope in pairs)
     words = "; ".join(f"RoPE {rope:.4g}, LeRoPE {lerope:.4g}" for rope, lerope in pairs)
     verdict = AGREES if right == len(pairs) else DIFFERS if right == 0 else NOISE
-    return Claim(study, paper, f"{what}: {words}", verdict, f"{right} of {len(seeds)} seeds")
+    note = f"{right} of {len(seeds)} seeds" * (len(seeds) > 1)
+    return Claim(study, paper, f"{what}: {words}", of_seeds(verdict, len(seeds)), note)

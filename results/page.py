@@ -12,17 +12,20 @@ from pathlib import Path
 
 import campaign
 import laptop
+import picture
 from claims import AGREES, WAITING, Archive, Claim, claims, interval
 
 from lerope.core.run import RUN
+from lerope.launch.sweep import SWEEP
 from lerope.report.collect import RunFiles, collect
 from lerope.report.figures import FIGURES as DRAWINGS
 from lerope.report.style import Missing, save_as
-from lerope.results import Evaluation
+from lerope.results import Evaluation, Sweep
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 DRAWN = ROOT / "docs" / "figures" / "results"
+PICTURE = DRAWN / "readme.svg"
 TEXTS = {
     "english": "English: books, scientific articles, technical documentation, diplomatic papers",
     "code": "Python: sources of the interpreter and of packages",
@@ -51,8 +54,8 @@ lerope archive runs/english/52M-* --out results/english
 make results
 ```
 
-The paper trains on C4, and we on the texts below, with the paper's recipe but for the number of steps. So differences
-between encodings can be compared with the paper's, and absolute losses cannot.
+The paper trains on C4, and we on the texts below, with the paper's recipe but for the number of steps and the learning
+rate. So differences between encodings can be compared with the paper's, and absolute losses cannot.
 """
 
 
@@ -94,13 +97,23 @@ def readme_part(folder: Path) -> str:
         name = {"lerope": "**LeRoPE**", "prope": "p-RoPE"}.get(effect["method"], effect["method"])
         rows.append(f"| {name} | {effect['loss']:.4f} | {effect['difference']:+.4f} | {low:+.4f} to {high:+.4f} |")
     head = "| 52M, 4,000 steps | loss, nats per token | difference | 95 % interval |\n|---|---|---|---|\n"
-    return f"{head}{chr(10).join(rows)}\n\nOver {over}. [All results](docs/results.md)."
+    tokens = max(files.run.starts[-1].num_data_tokens or 0 for files in text.runs.values())
+    sentence = f"Over {over}; runs of this repository, {tokens / 1e6:.0f} million tokens of English. "
+    sentence += "[All results](docs/results.md), claim by claim."
+    caption = (
+        "*a: learned wavelengths beside RoPE's; dashed, the window. b: LeRoPE's loss less RoPE's by position, with "
+    )
+    caption += "95 % intervals. c: values found among distractors.*"
+    image = f"![Learned wavelengths, the loss by position, values found]({PICTURE.relative_to(ROOT)})"
+    return "\n\n".join([f"{head}{chr(10).join(rows)}", sentence, image, caption])
 
 
 def _claim_table(found: list[Claim]) -> str:
     measured = [claim for claim in found if claim.verdict not in (WAITING, "")]
-    agree = sum(claim.verdict == AGREES for claim in measured)
-    said = f"{agree} of {len(measured)} claims that have been measured agree. " if measured else ""
+    agree = [claim for claim in measured if claim.verdict.startswith(AGREES)]
+    alone = sum(claim.verdict != AGREES for claim in agree)
+    said = f"{len(agree)} of {len(measured)} claims that have been measured agree" if measured else ""
+    said += f", {alone} of them on one seed. " if alone else ". " * bool(measured)
     waiting = sum(claim.verdict == WAITING for claim in found)
     said += f"{waiting} of {len(found)} have not been measured yet." if waiting else ""
     lines = ["| study | the paper says | we measured | | |", "|---|---|---|---|---|"]
@@ -129,6 +142,7 @@ def _text_part(name: str, text: Archive) -> str:
         "|---|---|---|---|---|---|---|---|---|",
         *map(_run_line, runs),
         "",
+        *_sweep_part(text.folder / SWEEP),
     ]  # fmt: skip
     known = {figure.NAME: figure for figure in DRAWINGS}
     for figure in FIGURES[name]:
@@ -136,6 +150,19 @@ def _text_part(name: str, text: Archive) -> str:
             title = known[figure].TITLE
             lines += [f"![{title}](figures/results/{name}-{figure}.svg)", "", f"*{title}.* {known[figure].CAPTION}", ""]
     return "\n".join(lines)
+
+
+def _sweep_part(file: Path) -> list[str]:
+    """What a search for the learning rate found, if there was one."""
+    if not file.exists():
+        return []
+    found = Sweep.load(file)
+    recipe, trials = found.settings["recipe"], sorted(found.trials, key=lambda trial: trial["index"])
+    head = f"Learning rates, {found.settings['rung']}, {trials[0]['encoding']}, {recipe['steps']:,} steps, one seed"
+    cells = " | ".join(f"2^{-trial['index'] / 2:g}" for trial in trials)
+    losses = " | ".join("diverged" if trial["loss"] is None else f"{trial['loss']:.4f}" for trial in trials)
+    return [f"{head}:", "", f"| learning rate | {cells} |", f"|---|{'---|' * len(trials)}",
+            f"| validation loss | {losses} |", ""]  # fmt: skip
 
 
 def _run_line(files: RunFiles) -> str:
@@ -159,6 +186,8 @@ def draw_figures(folder: Path) -> None:
             with suppress(Missing):
                 if bundle is not None:
                     save_as(known[figure].draw(bundle), file)
+    with suppress(Missing):
+        save_as(picture.draw(Archive(folder / "english")), PICTURE)
 
 
 def with_part(readme: str, part: str) -> str:

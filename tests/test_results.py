@@ -112,7 +112,7 @@ def test_what_was_learned_and_how_far_it_reaches(tmp_path, monkeypatch):
     assert of["window"][0].verdict == claims.AGREES
     assert "at 2,048" in of["window"][0].measured
     for claim in of["reach"] + of["needle"]:
-        assert claim.verdict in (claims.AGREES, claims.DIFFERS)
+        assert claim.verdict.removesuffix(", one seed") in (claims.AGREES, claims.DIFFERS)
         assert "RoPE " in claim.measured
 
 

@@ -16,7 +16,7 @@ CAPTION = (
     "diamonds are the same differences from the perplexities that the paper prints. Of many methods only the plain are "
     "drawn; the table `differences` has all."
 )
-_ROW, _REST, _MOST = 0.23, 0.75, 6
+_ROW, _REST, _LEAST, _MOST = 0.23, 0.95, 1.4, 6
 
 
 @styled
@@ -29,7 +29,7 @@ def draw(bundle: Bundle) -> Any:
         raise Missing("Two methods at one rung are needed, both evaluated", "lerope eval RUN ...")
     names = plain_methods((effect["method"] for effect in comparison.effects), _MOST)
     shown = [effect for effect in effects(comparison) if effect["method"] in names]
-    figure = new_figure(PAGE, _REST + _ROW * len(shown))
+    figure = new_figure(PAGE, max(_LEAST, _REST + _ROW * len(shown)))
     axes = figure.subplots()
     printed = _printed() if comparison.baseline == "rope" else {}
     marked = False
@@ -52,7 +52,8 @@ def draw(bundle: Bundle) -> Any:
     axes.grid(axis="x")
     axes.set_xlabel(f"loss less {method_label(comparison.baseline)}'s (nats per token)")
     if marked:
-        axes.legend(handles=[Line2D([], [], ls="", marker="D", color=PAPER, ms=3, label="paper")], loc="best")
+        handle = Line2D([], [], ls="", marker="D", color=PAPER, ms=3, label="the paper's")
+        figure.legend(handles=[handle], loc="outside upper right")
     return figure
 
 
