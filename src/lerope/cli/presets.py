@@ -13,6 +13,7 @@ from rich.table import Table
 from tyro.conf import Positional, arg
 
 from lerope.core.preset import MAKE, Gain, Preset, preset_names, read_preset, sparkline
+from lerope.core.terminal import listed
 
 if TYPE_CHECKING:
     from lerope.core.preset import Resampled
@@ -129,7 +130,7 @@ def _show_provenance(console: Console, preset: Preset) -> None:
         steps = ", ".join(f"{steps:,}" for steps in profile.steps)
         made_of = f"{', '.join(profile.rungs)}, seeds {', '.join(map(str, profile.seeds))}, {steps} steps"
         console.print(f"  {sparkline(profile.log_scales)}  train length {profile.train_length:,}: {made_of}")
-    where = escape(", ".join(preset.text) or "not said")
+    where = escape(listed(preset.text) or "not said")
     tokenizer = (preset.tokenizer or "not said")[:12]
     console.print(f"  text {where}; tokenizer {tokenizer}, vocabulary {preset.vocab_size:,}; base {preset.base:g}")
     _show_worth(console, preset)
@@ -145,7 +146,7 @@ def _show_worth(console: Console, preset: Preset) -> None:
 def _worth(gain: Gain) -> str:
     seeds = f"seed{'s' * (len(gain.seeds) > 1)} {', '.join(map(str, gain.seeds))}"
     where = (
-        f"{gain.rung}, train length {gain.train_length:,}, head_dim {gain.head_dim}, {', '.join(gain.text)}, {seeds}"
+        f"{gain.rung}, train length {gain.train_length:,}, head_dim {gain.head_dim}, {listed(gain.text)}, {seeds}"
     )
     where += ", held out" if gain.held_out else ", its own runs"
     kept = "what fixed ones keep is not measured"

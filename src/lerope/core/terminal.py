@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -57,6 +58,11 @@ def duration(seconds: float) -> str:
     if days:
         return f"{days} d {hours} h"
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def listed(names: Sequence[str], most: int = 2) -> str:
+    """Names in words; of many the first, and how many more."""
+    return ", ".join(names) if len(names) <= most else f"{names[0]} and {len(names) - 1} more"
 
 
 def readable(value: float) -> str:

@@ -9,6 +9,7 @@ from lerope.core.encoding import FROZEN, PRESET, EncodingSpec
 from lerope.core.preset import Gain, Preset, Profile
 from lerope.core.resample import rope, with_dominant
 from lerope.core.run import RESULTS, TOKENIZER, Run, finished_run, read_history
+from lerope.core.terminal import listed
 from lerope.results import Bands
 from lerope.scaling.compare import compare
 from lerope.scaling.evaluated import Paths
@@ -69,7 +70,7 @@ def make_preset(paths: Paths, name: str, good_for: str | None = None, held_out: 
     if not gains:
         notes.append("its gain is not measured; name evaluated runs of rope and lerope with the same seeds.")
     first, start = learned[0], learned[0].starts[-1]
-    text, lengths = ", ".join(start.sources) or "the same text", ", ".join(f"{length:,}" for length in by_length)
+    text, lengths = listed(start.sources) or "the same text", ", ".join(f"{length:,}" for length in by_length)
     preset = Preset(
         name=name,
         version=version,
