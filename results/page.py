@@ -41,6 +41,8 @@ FIGURES = {
 }
 STUDIES = {"english": campaign, "code": campaign, "laptop": laptop}
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+RULE = """*Agrees*: the paper's number lies in our 95 % interval. *Same direction*: it does not, but there is an effect
+of the same sign. *Not told from noise*: our interval includes no effect."""
 INTRO = """# Results
 
 What the paper claims, beside what runs of this repository measured. Everything below is computed by `make results`
@@ -63,12 +65,12 @@ def page(folder: Path) -> str:
     """The page in Markdown."""
     texts = {name: Archive(folder / name, STUDIES[name]) for name in TEXTS}
     parts = [INTRO, _claim_table(claims(texts["english"], texts["code"]))]
-    for name, text in texts.items():
-        if text.runs:
-            parts.append(_text_part(name, text))
     notes = folder / "notes.md"
     if notes.exists():
         parts.append(f"## What surprised us\n\n{notes.read_text().strip()}\n")
+    for name, text in texts.items():
+        if text.runs:
+            parts.append(_text_part(name, text))
     parts.append(f"<!-- made from results {digest(folder)} -->\n")
     return "\n".join(parts)
 
@@ -109,21 +111,27 @@ def readme_part(folder: Path) -> str:
 
 
 def _claim_table(found: list[Claim]) -> str:
-    measured = [claim for claim in found if claim.verdict not in (WAITING, "")]
-    agree = [claim for claim in measured if claim.verdict.startswith(AGREES)]
+    measured = [claim for claim in found if claim.verdict != WAITING]
+    judged = [claim for claim in measured if claim.verdict]
+    agree = [claim for claim in judged if claim.verdict.startswith(AGREES)]
     alone = sum(claim.verdict != AGREES for claim in agree)
-    said = f"{len(agree)} of {len(measured)} claims that have been measured agree" if measured else ""
-    said += f", {alone} of them on one seed. " if alone else ". " * bool(measured)
-    waiting = sum(claim.verdict == WAITING for claim in found)
-    said += f"{waiting} of {len(found)} have not been measured yet." if waiting else ""
-    lines = ["| study | the paper says | we measured | | |", "|---|---|---|---|---|"]
+    said = f"{len(agree)} of {len(judged)} claims that have been measured agree" if judged else "None is measured yet"
+    said += f", {alone} of them on one seed." if alone else "."
+    lines = [said, ""]
+    if measured:
+        lines += ["| the paper says | we measured | |", "|---|---|---|"]
+        for claim in measured:
+            note = f" *({claim.note})*" if claim.note else ""
+            lines.append(f"| {claim.paper} | {claim.measured}{note} | {claim.verdict} |")
+        lines += ["", RULE, ""]
+    waiting: dict[str, list[str]] = {}
     for claim in found:
-        lines.append(f"| {claim.study} | {claim.paper} | {claim.measured} | {claim.verdict} | {claim.note} |")
-    rule = (
-        "*Agrees*: the paper's number lies in our 95 % interval. *Same direction*: it does not, but there is an effect"
-    )
-    rule += " of the same sign. *Not told from noise*: our interval includes no effect."
-    return f"## Claims\n\n{said}\n\n" + "\n".join(lines) + f"\n\n{rule}\n"
+        if claim.verdict == WAITING:
+            waiting.setdefault(claim.study, []).append(claim.paper)
+    if waiting:
+        lines += ["Not measured yet, by study:", ""]
+        lines += [f"- {study}: {'; '.join(papers)}" for study, papers in waiting.items()]
+    return "\n".join(["## Claims", "", *lines, ""])
 
 
 def _text_part(name: str, text: Archive) -> str:
