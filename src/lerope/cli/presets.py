@@ -145,9 +145,7 @@ def _show_worth(console: Console, preset: Preset) -> None:
 
 def _worth(gain: Gain) -> str:
     seeds = f"seed{'s' * (len(gain.seeds) > 1)} {', '.join(map(str, gain.seeds))}"
-    where = (
-        f"{gain.rung}, train length {gain.train_length:,}, head_dim {gain.head_dim}, {listed(gain.text)}, {seeds}"
-    )
+    where = f"{gain.rung}, train length {gain.train_length:,}, head_dim {gain.head_dim}, {listed(gain.text)}, {seeds}"
     where += ", held out" if gain.held_out else ", its own runs"
     kept = "what fixed ones keep is not measured"
     if gain.captured is not None:
