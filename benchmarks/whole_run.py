@@ -13,6 +13,7 @@ With --out the warm run stays there, as RUNG-ENCODING-42. Further options go to 
 """
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
@@ -83,6 +84,7 @@ def main() -> None:
     results: dict[str, Any] = {
         **conditions("torch"),
         "gpu": gpu,
+        "torch_bytecode": Path(importlib.util.cache_from_source(torch.__file__)).exists(),
         **{
             name: getattr(args, name)
             for name in ("rung", "encoding", "cold_steps", "steps", "row_length", "batch_tokens")

@@ -1,5 +1,6 @@
 """lerope doctor, as a user runs it: a sound machine, and every way in which one is not."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -110,6 +111,7 @@ def test_a_sound_machine_as_people_see_it():
         "missing  attention, flash4  needs a CUDA device",
         "ok       torch.compile      a small function",
         "ok       cache folder",
+        "ok       bytecode",
         "ok       sentencepiece      0.",
     ):
         assert sum(line.startswith(start) for line in lines) == 1, start
@@ -282,6 +284,20 @@ def test_a_cache_folder_that_cannot_be_written_to_is_broken(run, monkeypatch, tm
 def test_the_cache_folder_is_left_as_it_was(run, tmp_path):
     run()
     assert list((tmp_path / "cache" / "lerope").iterdir()) == []
+
+
+def test_python_that_compiles_its_source_at_each_start_is_named_with_what_ends_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    verdict = doctor._bytecode()
+    assert (verdict.status, verdict.fix) == (doctor.MISSING, "unset PYTHONDONTWRITEBYTECODE")
+    assert str(tmp_path) in verdict.note
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert "PYTHONPYCACHEPREFIX" in doctor._bytecode().fix
+    compiled = Path(importlib.util.cache_from_source(torch.__file__))
+    compiled.parent.mkdir(parents=True)
+    compiled.touch()
+    assert doctor._bytecode().status == doctor.OK
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Tries everything lerope can use on a machine: kernels against float64, the compiler, packages, folders."""
 
+import importlib.util
 import math
 import os
 import platform
@@ -95,6 +96,7 @@ def checks() -> dict[str, Callable[[], Verdict]]:
         "torch.compile": _compile,
         "distributed": _distributed,
         "cache folder": _cache_folder,
+        "bytecode": _bytecode,
         **{name: partial(_package, name) for name in PACKAGES},
     }
 
@@ -287,6 +289,19 @@ def _cache_folder() -> Verdict:
         fix = "set XDG_CACHE_HOME to a writable folder; until then, attention is measured in every run"
         return Verdict(BROKEN, f"{folder} is not writable ({error.strerror})", fix)
     return Verdict(OK, str(folder))
+
+
+def _bytecode() -> Verdict:
+    """Whether Python finds torch compiled, or compiles its source, and that of kernels, at each start."""
+    import torch
+
+    compiled = Path(importlib.util.cache_from_source(torch.__file__))
+    if compiled.exists():
+        return Verdict(OK, "Python keeps what it compiles")
+    note = f"there is no {compiled}, so every command compiles Python source again, which takes seconds"
+    if sys.dont_write_bytecode:
+        return Verdict(MISSING, note, "unset PYTHONDONTWRITEBYTECODE")
+    return Verdict(MISSING, note, "set PYTHONPYCACHEPREFIX to a writable folder")
 
 
 def _package(name: str) -> Verdict:
