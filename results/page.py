@@ -1,4 +1,6 @@
-"""Writes docs/results.md, its figures and the README's table from the archives in this folder: `make results`.
+"""Writes docs/results.md and docs/beyond-the-window.md, their figures and the README's table from the archives here.
+
+    make results
 
 With --check nothing is written, and the exit code is 1 if the page or the README is not what the archives say.
 """
@@ -13,12 +15,14 @@ from pathlib import Path
 import campaign
 import laptop
 import picture
+import reach
 from claims import AGREES, WAITING, Archive, Claim, claims, interval
 
 from lerope.core.run import RUN
 from lerope.launch.sweep import SWEEP
 from lerope.report.collect import RunFiles, collect
 from lerope.report.figures import FIGURES as DRAWINGS
+from lerope.report.figures import beyond
 from lerope.report.style import Missing, save_as
 from lerope.results import Evaluation, Sweep
 
@@ -26,6 +30,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 DRAWN = ROOT / "docs" / "figures" / "results"
 PICTURE = DRAWN / "readme.svg"
+BEYOND = "reach"
+"""The figure of docs/beyond-the-window.md, one for each text."""
 TEXTS = {
     "english": "English: books, scientific articles, technical documentation, diplomatic papers",
     "code": "Python: sources of the interpreter and of packages",
@@ -73,6 +79,26 @@ def page(folder: Path) -> str:
             parts.append(_text_part(name, text))
     parts.append(f"<!-- made from results {digest(folder)} -->\n")
     return "\n".join(parts)
+
+
+def beyond_page(folder: Path) -> str:
+    """docs/beyond-the-window.md: what was tried so that learned frequencies reach beyond their window."""
+    parts = []
+    for name, heading in TEXTS.items():
+        text = Archive(folder / name, STUDIES[name])
+        if len(made := reach.rows(text)) > 1:
+            parts.append(_beyond_part(name, heading, made))
+    return reach.WORDS.read_text().replace(reach.RUNS, "\n".join(parts).strip())
+
+
+def _beyond_part(name: str, heading: str, made: list[reach.Row]) -> str:
+    lines = [f"## {heading}", "", reach.table(made), ""]
+    figures = [(f"{name}-{BEYOND}", reach.CAPTION)]
+    figures += [(f"{name}-{beyond.NAME}", f"*{beyond.TITLE}.* {beyond.CAPTION}")]
+    for figure, caption in figures:
+        if (DRAWN / f"{figure}.svg").exists():
+            lines += [f"![{figure}](figures/results/{figure}.svg)", "", caption, ""]
+    return "\n".join(lines)
 
 
 def digest(folder: Path) -> str:
@@ -194,6 +220,10 @@ def draw_figures(folder: Path) -> None:
             with suppress(Missing):
                 if bundle is not None:
                     save_as(known[figure].draw(bundle), file)
+        file = DRAWN / f"{name}-{BEYOND}.svg"
+        file.unlink(missing_ok=True)
+        with suppress(Missing):
+            save_as(reach.draw(Archive(folder / name, STUDIES[name])), file)
     with suppress(Missing):
         save_as(picture.draw(Archive(folder / "english")), PICTURE)
 
@@ -214,6 +244,7 @@ def main() -> None:
     readme = ROOT / "README.md"
     wanted = {
         ROOT / "docs" / "results.md": page(HERE),
+        ROOT / "docs" / "beyond-the-window.md": beyond_page(HERE),
         readme: with_part(readme.read_text(), readme_part(HERE)),
     }
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]

@@ -1,0 +1,163 @@
+"""docs/beyond-the-window.md: which LeRoPE keeps its gain inside the window, and is no worse than RoPE outside it."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from claims import Archive, interval
+
+from lerope.launch.study import PlannedRun
+from lerope.report.collect import RunFiles
+from lerope.report.style import GUIDE, PAGE, Missing, new_figure, styled
+from lerope.results import Bands, Extrapolation, ExtrapolationBin, Training
+
+KEPT, WORSE = 0.8, 0.02
+"""What counts as reached: this share of LeRoPE's gain inside, and beyond at most this much more than RoPE's best."""
+WORDS = Path(__file__).resolve().parent / "beyond.md"
+"""The page but for its tables and figures, which stand where it says RUNS."""
+RUNS = "<!-- runs -->"
+HEAD = (
+    "| encoding | inside: loss less RoPE's | of LeRoPE's gain | perplexity, 1 to 2 windows | 2 to 4 | 1 to 4 "
+    "| 1 to 4, extended | wavelength / window | step | goal |\n|---|---|---|---|---|---|---|---|---|---|"
+)
+CAPTION = (
+    "Loss by position, as the model is, less that of RoPE at its best: as it is inside the window, beyond it with the "
+    "extension that suits it best. In the grey the goal beyond the window is met. Documents that reach four windows."
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run of the study."""
+
+    method: str
+    label: str
+    inside: str
+    kept: float | None
+    beyond: dict[tuple[int, int], float]
+    """Perplexity as the model is, by windows."""
+    extended: float
+    """With the best of all extensions, from one window to four."""
+    wavelength: float | None
+    """In windows."""
+    step: float | None
+    """Its time by RoPE's."""
+
+
+def rows(text: Archive) -> list[Row]:
+    """The runs of the study that are there and were scored beyond their window."""
+    found = text.of(text.studies.horizon())
+    comparison = text.compared(text.studies.horizon())
+    effects = {row["method"]: row for row in comparison.effects} if comparison is not None else {}
+    gain = effects["lerope"]["difference"] if "lerope" in effects and interval(effects["lerope"])[1] < 0 else None
+    usual = next((_step(files) for planned, files in found if planned.encoding == "rope"), None)
+    made = []
+    for planned, files in found:
+        result = files.result(Extrapolation)
+        if result is None:
+            continue
+        spec, effect = files.run.recipe.spec, effects.get(files.run.recipe.spec.method)
+        inside, kept = "", None
+        if effect is not None:
+            low, high, _ = interval(effect)
+            inside = f"{effect['difference']:+.4f} ({low:+.4f} to {high:+.4f})"
+            kept = None if gain is None else effect["difference"] / gain
+        step = _step(files)
+        made.append(
+            Row(
+                method=spec.method,
+                label=_label(planned),
+                inside=inside,
+                kept=kept,
+                beyond={windows: _perplexity(result, windows, "none", 0.0) for windows in ((1, 2), (2, 4), (1, 4))},
+                extended=min(_perplexity(result, (1, 4), *way) for way in _ways(result)),
+                wavelength=_wavelength(files),
+                step=None if step is None or usual is None else step / usual,
+            )
+        )
+    return made
+
+
+def goal(row: Row, made: list[Row]) -> str:
+    """Which of the two conditions a run meets."""
+    best = next((each.extended for each in made if each.method == "rope"), None)
+    inside = row.kept is not None and row.kept >= KEPT
+    outside = best is not None and row.beyond[1, 4] <= (1 + WORSE) * best
+    return "**both**" if inside and outside else "inside" if inside else "outside" if outside else ""
+
+
+def table(made: list[Row]) -> str:
+    """The runs, one a line."""
+    lines = [HEAD]
+    for row in made:
+        near, far, all_of_it = (f"{row.beyond[windows]:.2f}" for windows in ((1, 2), (2, 4), (1, 4)))
+        kept = "" if row.kept is None else f"{row.kept:.0%}"
+        wavelength = "" if row.wavelength is None else f"{row.wavelength:.1f}"
+        step = "" if row.step is None else f"{row.step:.2f}"
+        cells = [f"`{row.label}`", row.inside, kept, near, far, all_of_it, f"{row.extended:.2f}", wavelength, step]
+        lines.append("| " + " | ".join([*cells, goal(row, made)]) + " |")
+    return "\n".join(lines)
+
+
+def _label(planned: PlannedRun) -> str:
+    name = planned.encoding.rpartition(":")[2] if ":" in planned.encoding else planned.encoding
+    return name.partition(",")[0] if ":" in planned.encoding else name
+
+
+def _ways(result: Extrapolation) -> list[tuple[str, float]]:
+    return list(dict.fromkeys((row["method"], row["temperature"]) for row in result.ways))
+
+
+def curve(result: Extrapolation, method: str, temperature: float) -> list[ExtrapolationBin]:
+    """Losses by position, over documents that reach the end."""
+    return [
+        row
+        for row in result.by_position
+        if row["selection"] == "long" and (row["method"], row["temperature"]) == (method, temperature)
+    ]
+
+
+def _perplexity(result: Extrapolation, windows: tuple[int, int], method: str, temperature: float) -> float:
+    """Of tokens between two multiples of the window."""
+    first, last = (number * result.settings["train_length"] for number in windows)
+    some = [row for row in curve(result, method, temperature) if first <= row["start"] and row["stop"] <= last]
+    return math.exp(sum(row["loss"] * row["num_tokens"] for row in some) / sum(row["num_tokens"] for row in some))
+
+
+def _wavelength(files: RunFiles) -> float | None:
+    """Of the band that varies most, in windows."""
+    found = files.result(Bands)
+    return None if found is None or not found.dominant_wavelength else found.dominant_wavelength / found.train_length
+
+
+def _step(files: RunFiles) -> float | None:
+    found = files.result(Training)
+    return None if found is None else found.last_start["median_step_seconds"]
+
+
+@styled
+def draw(text: Archive) -> Any:
+    """Losses by position, less those of RoPE at its best: as it is inside the window, beyond it extended."""
+    found = [(planned, files.result(Extrapolation)) for planned, files in text.of(text.studies.horizon())]
+    scored = {_label(planned): result for planned, result in found if result is not None}
+    if "rope" not in scored or len(scored) < 2:
+        raise Missing("RoPE and another are needed", "lerope ladder results/laptop.py:horizon")
+    rope, train = scored["rope"], scored["rope"].settings["train_length"]
+    best = min(_ways(rope), key=lambda way: _perplexity(rope, (1, 4), *way))
+    own = {row["start"]: row["loss"] for row in curve(rope, "none", 0.0)}
+    target = {row["start"]: row["loss"] if row["start"] >= train else own[row["start"]] for row in curve(rope, *best)}
+    figure = new_figure(PAGE, 3.0)
+    axes = figure.subplots()
+    for number, (label, result) in enumerate(scored.items()):
+        bins = curve(result, "none", 0.0)
+        x = [(row["start"] + row["stop"]) / 2 / train for row in bins]
+        y = [row["loss"] - target[row["start"]] for row in bins]
+        axes.plot(x, y, color=f"C{number}", lw=1.1, ls="--" if label == "rope" else "-", label=label)
+    bottom = axes.get_ylim()[0]
+    axes.axhspan(bottom, math.log1p(WORSE), color="0.92", zorder=0)
+    axes.set_ylim(bottom)
+    axes.axvline(1, color=GUIDE, ls=":", lw=0.9)
+    axes.set(xlabel="position (windows)", ylabel="loss less that of RoPE at its best (nats)")
+    figure.legend(loc="outside right upper")
+    return figure
