@@ -33,6 +33,7 @@ WAYS = (
     Stretch(),
     Stretch(method="pi"),
     Stretch(method="ntk_by_parts"),
+    Stretch(method="slow_bands", temperature=0.1),
     Stretch(method="yarn", temperature=0.3),
     Stretch(method="dominant_band", dominant_band=2, temperature=0.2),
 )

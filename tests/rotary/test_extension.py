@@ -77,6 +77,8 @@ def test_temperature_has_the_known_values(factor, scale):
     assert logit_scale(method="yarn", temperature=0.0) == 1.0
     assert logit_scale(method="yarn", temperature=0.2) == pytest.approx((0.2 * math.log(factor) + 1) ** 2)
     assert logit_scale(method="dominant_band", dominant_band=17) == logit_scale(method="yarn")
+    assert logit_scale(method="slow_bands") == logit_scale(method="yarn")
+    assert logit_scale(method="slow_bands", temperature=0.0) == 1.0
     for method in ("none", "pi", "ntk_by_parts"):
         assert logit_scale(method=method) == 1.0
 
@@ -92,9 +94,13 @@ def test_each_method_scales_what_it_says():
     assert torch.equal(dominant[:17], ROPE[:17])
     assert torch.equal(dominant[18:], ROPE[18:])
     assert torch.equal(extend("yarn"), extend("ntk_by_parts"))
+    # A band of RoPE turns less than once in 2,048 tokens from band 21 on, at a wavelength of 2,650.
+    slow = extend("slow_bands")
+    assert torch.equal(slow[:21], ROPE[:21])
+    torch.testing.assert_close(slow[21:], ROPE[21:] / 3, rtol=1e-7, atol=0)
 
 
-@pytest.mark.parametrize("method", ["none", "pi", "ntk_by_parts", "yarn", "dominant_band"])
+@pytest.mark.parametrize("method", ["none", "pi", "ntk_by_parts", "yarn", "slow_bands", "dominant_band"])
 def test_one_length_per_document_equals_one_at_a_time(method):
     lengths = torch.tensor([[100, 2048, 2049], [4096, 9000, 32_768]])
     many = lerope.extend(ROPE, train_length=2048, length=lengths, method=method, dominant_band=16)
@@ -109,7 +115,7 @@ def test_one_length_per_document_equals_one_at_a_time(method):
 
 def test_zeros_of_p_rope_stay_zero_and_signs_stay():
     prope = lerope.PRoPE(64, p=0.5).frequencies()
-    for method in ("pi", "ntk_by_parts", "yarn"):
+    for method in ("pi", "ntk_by_parts", "yarn", "slow_bands"):
         result = lerope.extend(prope, train_length=2048, length=8192, method=method)
         assert torch.count_nonzero(result.frequencies[16:]) == 0
         mirrored = lerope.extend(-prope, train_length=2048, length=8192, method=method)

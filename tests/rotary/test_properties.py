@@ -13,7 +13,7 @@ settings.load_profile("ci")
 head_dims = st.sampled_from([2, 4, 6, 16, 64])
 layouts = st.sampled_from(["half", "interleaved"])
 seeds = st.integers(0, 2**31 - 1)
-methods = st.sampled_from(["pi", "ntk_by_parts", "yarn", "dominant_band"])
+methods = st.sampled_from(["pi", "ntk_by_parts", "yarn", "slow_bands", "dominant_band"])
 
 
 def frequencies_of(seed: int, bands: int) -> torch.Tensor:

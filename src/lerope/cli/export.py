@@ -43,7 +43,7 @@ def export(
         format: hf for a Hugging Face folder, gguf for llama.cpp.
         length: Bake in an extension to this many tokens.
         method: How to extend.
-        temperature: For yarn and dominant_band, logits scale by (temperature ln(length / train length) + 1)^2; 0: none.
+        temperature: Of yarn, slow_bands, dominant_band: logits scale by (temperature ln(length / train length) + 1)^2.
         dominant_band: The band that method dominant_band slows.
         dtype: The weights' dtype.
         tokenizer: A SentencePiece .model file in place of the run's own.

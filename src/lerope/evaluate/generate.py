@@ -40,7 +40,7 @@ class GenerateRequest:
     extend: Method = "none"
     """How frequencies adapt where prompt and tokens go beyond the train length."""
     extend_temperature: float = 0.1
-    """For yarn and dominant_band: logits grow with (this ln(length / train length) + 1)^2."""
+    """For yarn, slow_bands and dominant_band: logits grow with (this ln(length / train length) + 1)^2."""
     dominant_band: int | None = None
     """The band that dominant_band slows; found from the run's own attention unless given."""
     precision: Precision = "float32"

@@ -22,7 +22,7 @@ from lerope.evaluate.scorer import Scorer, Stretch
 from lerope.evaluate.work import Floats
 from lerope.model.saved import load_model
 from lerope.results import Arrays, Needle, NeedleCell, NeedleLeftOut
-from lerope.rotary.extension import Method
+from lerope.rotary.extension import WITH_TEMPERATURE, Method
 from lerope.train.parallel import start_ranks
 from lerope.train.rundir import provenance
 
@@ -48,7 +48,7 @@ class NeedleRequest:
     method: Method | None = None
     """How frequencies adapt to these lengths; yarn unless given."""
     temperature: float = 0.1
-    """For yarn and dominant_band: logits grow with (temperature ln(length / train length) + 1)^2."""
+    """For yarn, slow_bands and dominant_band: logits grow with (temperature ln(length / train length) + 1)^2."""
     dominant_band: int | None = None
     """The band that method dominant_band slows."""
     filler: str | None = None
@@ -213,7 +213,7 @@ def _stretch(request: NeedleRequest) -> Stretch | None:
     if request.to is None:
         return None
     method = request.method or "yarn"
-    temperature = request.temperature if method in ("yarn", "dominant_band") else 0.0
+    temperature = request.temperature if method in WITH_TEMPERATURE else 0.0
     return Stretch(method=method, temperature=temperature, dominant_band=request.dominant_band)
 
 

@@ -83,7 +83,7 @@ def export(
         length: bake in an extension to this many tokens; its temperature goes into the weights of queries, in layers
             that turn them.
         method: how to extend; see `lerope.extend`.
-        temperature: of `yarn` and `dominant_band`; see `lerope.extend`.
+        temperature: of `yarn`, `slow_bands` and `dominant_band`; see `lerope.extend`.
         dominant_band: which band `dominant_band` slows.
         dtype: float32 unless given. A converted model keeps its own.
         tokenizer: the run's unless given: for a ladder model a SentencePiece .model file, for a converted one a

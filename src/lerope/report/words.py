@@ -21,6 +21,7 @@ _WAYS = {
     "pi": "PI",
     "ntk_by_parts": "NTK-by-parts",
     "yarn": "YaRN",
+    "slow_bands": "slow bands",
     "dominant_band": "dominant band alone",
 }
 _TITLES = {

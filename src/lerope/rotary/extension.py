@@ -1,4 +1,4 @@
-"""Longer contexts at inference: position interpolation, NTK-by-parts, YaRN, dominant-band interpolation.
+"""Longer contexts at inference: position interpolation, NTK-by-parts, YaRN, slow bands alone, the dominant band alone.
 
 All of them multiply frequencies by factors between s = train_length / length and 1, and do nothing at or below the
 train length. Rotations are counted with the actual frequencies, learned or not.
@@ -13,7 +13,8 @@ from torch import Tensor
 from lerope.core.checks import check_choice, check_count, check_number
 from lerope.rotary.frequencies import check_frequencies, geometric
 
-Method = Literal["none", "pi", "ntk_by_parts", "yarn", "dominant_band"]
+Method = Literal["none", "pi", "ntk_by_parts", "yarn", "slow_bands", "dominant_band"]
+WITH_TEMPERATURE = ("yarn", "slow_bands", "dominant_band")
 
 # Bands with fewer turns over the train length than the first are interpolated, those with more than the second kept.
 SLOW_TURNS, FAST_TURNS = 1.0, 32.0
@@ -45,9 +46,11 @@ def extend(
         train_length: the row length of training, in tokens.
         length: the length the model will see, or a tensor with one length per document.
         method: `none`; `pi` slows all bands by s; `ntk_by_parts` slows bands more the fewer turns they made in
-            training; `yarn` is ntk_by_parts and a temperature; `dominant_band` slows only one band.
+            training; `yarn` is ntk_by_parts and a temperature; `slow_bands` slows bands that made less than one turn in
+            training, all alike, and no other; `dominant_band` slows only one band.
         dominant_band: which band that is.
-        temperature: c in logit_scale = (c ln(length / train_length) + 1)^2, for `yarn` and `dominant_band`; 0 for none.
+        temperature: c in logit_scale = (c ln(length / train_length) + 1)^2, for `yarn`, `slow_bands` and
+            `dominant_band`; 0 for none.
         index_ramp_base: ramp linearly over band *indices*, found from this RoPE base, instead of over turns. That is
             what Hugging Face and the engines call YaRN. Right only for a fixed RoPE of this base, and not used by the
             paper; here so that the two can be compared.
@@ -66,6 +69,8 @@ def extend(
         else:
             kept = _index_ramp(wide, train_length, index_ramp_base)
         multiplier = s + kept * (1 - s)
+    elif method == "slow_bands":
+        multiplier = torch.where(_turns(wide, train_length) < SLOW_TURNS, s, torch.ones_like(s))
     elif method == "dominant_band":
         bands = torch.arange(frequencies.shape[-1], device=frequencies.device)
         band = _check_band(dominant_band, frequencies.shape[-1])
@@ -73,7 +78,7 @@ def extend(
     else:
         multiplier = s if method == "pi" else torch.ones_like(s)
     logit_scale = torch.ones_like(factor)
-    if method in ("yarn", "dominant_band"):
+    if method in WITH_TEMPERATURE:
         logit_scale = (temperature * factor.log() + 1).square()
     return Extension(
         frequencies=(wide * multiplier).to(frequencies.dtype),
@@ -93,10 +98,14 @@ def _factor(length: int | Tensor, train_length: int, like: Tensor) -> Tensor:
     return (length.to(like.device, torch.float64) / train_length).clamp(min=1.0)
 
 
+def _turns(frequencies: Tensor, train_length: int) -> Tensor:
+    """How often bands turn over the train length."""
+    return frequencies.abs() * train_length / (2 * math.pi)
+
+
 def _turn_ramp(frequencies: Tensor, train_length: int) -> Tensor:
     """w in the paper's M = s + w (1 - s): 0 below SLOW_TURNS over the train length, 1 above FAST_TURNS."""
-    turns = frequencies.abs() * train_length / (2 * math.pi)
-    return ((turns - SLOW_TURNS) / (FAST_TURNS - SLOW_TURNS)).clamp(0, 1)
+    return ((_turns(frequencies, train_length) - SLOW_TURNS) / (FAST_TURNS - SLOW_TURNS)).clamp(0, 1)
 
 
 def _index_ramp(frequencies: Tensor, train_length: int, base: float) -> Tensor:

@@ -6,6 +6,7 @@ const wayColors = {
   pi: ["sky"],
   ntk_by_parts: ["green"],
   yarn: ["blue", "vermillion", "black", "yellow"],
+  slow_bands: ["black"],
   dominant_band: ["purple", "orange"],
 };
 
