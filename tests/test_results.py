@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from lerope.core.preset import preset_names, read_preset
 from lerope.core.recipe import CHANGES
 from lerope.launch.study import PlannedRun, Study, grid
+from lerope.scaling.presets import make_preset
 from tests.report.example import LENGTH, write_example
 from tests.scaling.run_files import write_run
 
@@ -136,6 +138,13 @@ def test_a_run_of_another_recipe_does_not_count(tmp_path):
     write_run(tmp_path / "english" / "52M-rope-42", "rope")
     with pytest.raises(ValueError, match="has a different run: its"):
         claims.claims(claims.Archive(tmp_path / "english"), claims.Archive(tmp_path / "code"))
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_of_the_package_is_what_its_archived_runs_learned(name):
+    preset = read_preset(name)
+    runs = [ROOT / "results" / name / run for profile in preset.profiles for run in profile.runs]
+    assert make_preset(runs, name).preset.profiles == preset.profiles
 
 
 def test_other_archives_make_the_page_stale(tmp_path):
