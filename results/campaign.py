@@ -101,7 +101,7 @@ def preset() -> Study:
 def horizon() -> Study:
     """What may keep learned frequencies from falling off: positions that skip while training, and constraints."""
     encodings = ["rope", "lerope", "rope,horizon=8192", "lerope,horizon=8192", "lerope,horizon=8192,horizon_from=0.9"]
-    encodings += [f"results.candidates:{name}" for name in ("Gap", "WholeTurns", "WholeTokens")]
+    encodings += [f"results.candidates:{name}" for name in ("Gap", "Slowed", "WholeTurns", "WholeTokens")]
     runs = _with_fall(measured(_runs(encodings), PROFILE, *REACH))
     return Study(name="horizon", sentence="Can learned frequencies reach beyond the window?", runs=runs)
 

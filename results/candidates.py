@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from lerope import LeRoPE
+from lerope.rotary.rotate import Rotation
 
 _SHARPNESS = 4
+_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def outside(theta: Tensor, slow: float, fast: float) -> Tensor:
@@ -69,3 +71,36 @@ class WholeTokens(LeRoPE):
         theta = super().frequencies(layer)
         wavelengths = (2 * math.pi / theta.detach().double()).round().clamp(min=1)
         return theta + ((2 * math.pi / wavelengths).to(theta.dtype) - theta.detach())
+
+
+class Slowed(LeRoPE):
+    """Bands of less than one turn in the window are slowed, so that up to `reach` no angle is new to the model.
+
+    In training by a factor from 1 to reach / train_length that each forward pass draws anew, and by the whole of it
+    ever after: a static extension that the weights are ready for.
+    """
+
+    passes: Tensor
+
+    def __init__(self, head_dim: int, train_length: int = 2048, reach: int = 8192) -> None:
+        super().__init__(head_dim)
+        self.turn, self.most = 2 * math.pi / train_length, reach / train_length
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+
+    def frequencies(self, layer: int | None = None) -> Tensor:
+        """Learned, the slow ones slowed."""
+        return self._slowed(super().frequencies(layer), torch.tensor(self.most))
+
+    def rotation(
+        self, positions: Tensor, layer: int | None = None, origin: Tensor | int = 0, length: int | None = None
+    ) -> Rotation:
+        """In training with a factor of its own; factors of many passes are evenly spread over their logarithms."""
+        if not (self.training and torch.is_grad_enabled()):
+            return super().rotation(positions, layer, origin, length)
+        self.passes += 1
+        factor = self.most ** (self.passes.double() * _GOLDEN).frac()
+        frequencies = self._slowed(super().frequencies(layer), factor)
+        return Rotation(positions, frequencies, self.layout, self.head_dim, origin, length, self.kernel)
+
+    def _slowed(self, theta: Tensor, factor: Tensor) -> Tensor:
+        return torch.where(theta.detach() < self.turn, theta / factor.to(theta), theta)

@@ -56,6 +56,7 @@ def horizon() -> Study:
     skipping = f"horizon={HORIZON}"
     encodings = ["rope", "lerope", f"lerope,{skipping}", f"rope,{skipping}", f"lerope,{skipping},horizon_from=0.9"]
     encodings.append(f"results.candidates:Gap,train_length={WINDOW},reach={HORIZON}")
+    encodings.append(f"results.candidates:Slowed,train_length={WINDOW},reach={HORIZON}")
     encodings.append(f"results.candidates:WholeTurns,train_length={WINDOW}")
     encodings.append("results.candidates:WholeTokens")
     runs = measured(_runs(encodings), REACH)
