@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import lerope
+from lerope.core.cache import keep_bytecode
 from lerope.core.checks import hint
 
 # Command: (module, what it does). A module has `COMMAND`, a function or a dictionary of functions by subcommand.
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args[0] == "--version":
         print(f"lerope {lerope.__version__}")
         return
+    keep_bytecode()
     guarded(args[0], lambda: _run(args[0], args[1:]))
 
 

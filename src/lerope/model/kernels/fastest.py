@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lerope.core.cache import cache_folder
 from lerope.core.files import parse_object, write_json
 from lerope.model.attention import BACKENDS, Backend, DocumentMask, backend_obstacle
-from lerope.model.kernels.packages import cache_folder, version
+from lerope.model.kernels.packages import version
 
 Call = Callable[[], object]
 

@@ -4,10 +4,11 @@ import os
 import warnings
 from functools import cache
 from importlib import import_module, metadata
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from lerope.core.cache import cache_folder
 
 # What these packages compile outlasts a process only if they are told to keep it.
 _KEPT = {
@@ -16,11 +17,6 @@ _KEPT = {
     "torch": ("TORCHINDUCTOR_CACHE_DIR", {}),  # by itself in the machine's folder for temporary files
 }
 _LIBRARIES = ("cutlass", "quack", "flash_attn")
-
-
-def cache_folder() -> Path:
-    """Where lerope keeps what it found out or compiled for this user."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lerope"
 
 
 @cache

@@ -1,0 +1,35 @@
+"""The user's cache folder: what lerope found out on a machine, and what was compiled there."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Where lerope keeps what it found out or compiled for this user."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lerope"
+
+
+def keep_bytecode(package: str = "torch") -> None:
+    """Where Python would compile a large package's source at every start, has it keep the result in the cache folder.
+
+    That is so in many images of containers: they come without bytecode and set PYTHONDONTWRITEBYTECODE, or their
+    packages are not the user's to write to. A folder that the user chose with PYTHONPYCACHEPREFIX stays.
+    """
+    spec = importlib.util.find_spec(package)
+    if sys.pycache_prefix is not None or spec is None or spec.origin is None:
+        return
+    compiled = Path(importlib.util.cache_from_source(spec.origin))
+    is_kept = not sys.dont_write_bytecode and os.access(compiled.parents[1], os.W_OK)
+    if compiled.exists() or is_kept:
+        return
+    folder = cache_folder() / "bytecode"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return  # then it takes as long as it did
+    sys.pycache_prefix, sys.dont_write_bytecode = str(folder), False
+    # For processes that this one starts, such as compilers.
+    os.environ["PYTHONPYCACHEPREFIX"] = str(folder)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

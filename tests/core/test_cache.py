@@ -1,0 +1,58 @@
+"""Bytecode is kept where Python would make it anew at each start, and nowhere else."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+START = """
+import os, sys
+from lerope.core.cache import keep_bytecode
+keep_bytecode("large")
+import large
+print(large.__cached__, os.environ.get("PYTHONPYCACHEPREFIX"), os.environ.get("PYTHONDONTWRITEBYTECODE"))
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a Python that imports a package in `site`; gives where its bytecode belongs, and two variables."""
+    (tmp_path / "site" / "large").mkdir(parents=True)
+    (tmp_path / "site" / "large" / "__init__.py").write_text("number = 1\n")
+
+    def run(**variables: str) -> list[str]:
+        usual = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+        paths = os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)])
+        environment = {**usual, "PYTHONPATH": paths, "XDG_CACHE_HOME": str(tmp_path / "cache"), **variables}
+        done = subprocess.run(
+            [sys.executable, "-c", START], capture_output=True, text=True, env=environment, check=True, timeout=60
+        )
+        return done.stdout.split()
+
+    return run
+
+
+def test_bytecode_that_python_would_not_keep_goes_to_the_cache_folder(start, tmp_path):
+    cache = tmp_path / "cache" / "lerope" / "bytecode"
+    compiled, prefix, forbidden = start(PYTHONDONTWRITEBYTECODE="1")
+    assert compiled.startswith(str(cache))
+    assert (prefix, forbidden) == (str(cache), "None")
+    written = os.stat(compiled).st_mtime_ns
+    assert start(PYTHONDONTWRITEBYTECODE="1")[0] == compiled
+    assert os.stat(compiled).st_mtime_ns == written
+    assert not (tmp_path / "site" / "large" / "__pycache__").exists()
+
+
+def test_python_s_own_place_and_the_user_s_choice_stay(start, tmp_path):
+    own = str(tmp_path / "site" / "large" / "__pycache__")
+    assert start()[0].startswith(own)
+    assert start(PYTHONDONTWRITEBYTECODE="1") == [start()[0], "None", "1"]  # it is there already
+    chosen = str(tmp_path / "chosen")
+    assert start(PYTHONPYCACHEPREFIX=chosen)[0].startswith(chosen)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_cache_folder_that_cannot_be_made_is_done_without(start, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert start(PYTHONDONTWRITEBYTECODE="1", XDG_CACHE_HOME=str(tmp_path / "file"))[1:] == ["None", "1"]
