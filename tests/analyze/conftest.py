@@ -3,7 +3,6 @@
 import random
 
 import pytest
-import torch
 
 from tests.data.corpora import write_corpus
 from tests.train.runs import tiny_run
@@ -24,11 +23,3 @@ def run(tmp_path_factory):
     outcome = tiny_run(data, folder / "run", steps=30)
     assert outcome.finished
     return outcome.path
-
-
-@pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -34,14 +34,6 @@ pytestmark = pytest.mark.slow
 ELEMENT = 2 if torch.cuda.is_available() else 4
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def nanogpt(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nanogpt")

@@ -3,7 +3,6 @@
 import random
 
 import pytest
-import torch
 
 from lerope.data.prepare import prepare
 from tests.data.corpora import write_corpus
@@ -56,11 +55,3 @@ def text_run(tmp_path_factory):
     manifest = prepare([str(folder)], data, vocab_size=300, validation_fraction=0.3)
     model = type(TINY)(num_layers=1, num_heads=2, head_dim=16, vocab_size=manifest.vocab_size)
     return tiny_run(data, folder / "run", steps=3, model=model).path
-
-
-@pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

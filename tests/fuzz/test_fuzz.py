@@ -7,7 +7,6 @@ import dataclasses
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -31,10 +30,7 @@ FEW = {
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield World(tmp_path_factory.mktemp("fuzz"))
-    torch.set_num_threads(before)
+    return World(tmp_path_factory.mktemp("fuzz"))
 
 
 def check(world, kind, every):

@@ -25,14 +25,6 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run's directory with a model whose frequencies have moved."""

@@ -14,13 +14,8 @@ from lerope.interop.adapters import load_adapter
 from lerope.interop.huggingface import rotary_of, saved_sets
 from lerope.interop.rotary import Rotary
 from lerope.interop.trainer import LeropeCallback
-from tests.interop.toys import SHAPE, gpt2, make, make_any, scaled, shake, tokens
+from tests.interop.toys import SHAPE, gpt2, logits, make, make_any, scaled, shake, tokens
 from tests.ranks import run_ranks
-
-
-@torch.no_grad()
-def logits(model):
-    return model(tokens()).logits
 
 
 def test_the_class_of_a_converted_model_loads_converted_models(tmp_path):

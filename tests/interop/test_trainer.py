@@ -21,14 +21,6 @@ from tests.interop.toys import make, shake, tokens
 from tests.interop.trained import TRAIN_LENGTH, odd_lerope, trained, untrained
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 class Keep(TrainerCallback):
     """Gradients as the optimizer sees them, and the frequencies after each step."""
 

@@ -1,5 +1,6 @@
 """Toy models of the families that users convert, with random weights from a seed."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -215,3 +216,39 @@ def shake(model: Any, size: float = 0.3) -> None:
     with torch.no_grad():
         for parameter in rotary_of(model).parameters():
             parameter.add_(size * torch.randn(parameter.shape, generator=generator).to(parameter))
+
+
+def logits(model: Any, x: torch.Tensor | None = None) -> torch.Tensor:
+    """A model's logits, of fixed tokens unless given."""
+    with torch.no_grad():
+        found: torch.Tensor = model(tokens() if x is None else x).logits
+    return found
+
+
+def gradients(model: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+    """The gradients of the frequencies after a loss on fixed tokens."""
+    from lerope.rotary.optim import frequency_parameters
+
+    model.zero_grad()
+    x = tokens()
+    model(x, labels=x, **kwargs).loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in frequency_parameters(model).items()}
+
+
+def train(model: Any, optimizer: torch.optim.Optimizer, steps: Iterable[int]) -> None:
+    """Steps by hand, each on tokens of its number."""
+    import lerope
+
+    for step in steps:
+        x = tokens(seed=step)
+        optimizer.zero_grad()
+        model(x, labels=x).loss.backward()
+        lerope.clip_grad_norm_(model, 1.0)
+        optimizer.step()
+
+
+def adam(model: Any) -> torch.optim.AdamW:
+    """An optimizer whose weight decay leaves frequencies alone."""
+    import lerope
+
+    return torch.optim.AdamW(lerope.param_groups(model, lr=1e-2, weight_decay=0.1))
