@@ -16,7 +16,7 @@ import campaign
 import laptop
 import picture
 import reach
-from claims import AGREES, WAITING, Archive, Claim, claims, interval
+from claims import AGREES, WAITING, Archive, Claim, claims, interval, laptop_claims
 
 from lerope.core.run import RUN
 from lerope.launch.sweep import SWEEP
@@ -70,7 +70,7 @@ rate. So differences between encodings can be compared with the paper's, and abs
 def page(folder: Path) -> str:
     """The page in Markdown."""
     texts = {name: Archive(folder / name, STUDIES[name]) for name in TEXTS}
-    parts = [INTRO, _claim_table(claims(texts["english"], texts["code"]))]
+    parts = [INTRO, "## Claims\n", _claim_table(claims(texts["english"], texts["code"]))]
     notes = folder / "notes.md"
     if notes.exists():
         parts.append(f"## What surprised us\n\n{notes.read_text().strip()}\n")
@@ -157,7 +157,7 @@ def _claim_table(found: list[Claim]) -> str:
     if waiting:
         lines += ["Not measured yet, by study:", ""]
         lines += [f"- {study}: {'; '.join(papers)}" for study, papers in waiting.items()]
-    return "\n".join(["## Claims", "", *lines, ""])
+    return "\n".join([*lines, ""])
 
 
 def _text_part(name: str, text: Archive) -> str:
@@ -178,6 +178,8 @@ def _text_part(name: str, text: Archive) -> str:
         "",
         *_sweep_part(text.folder / SWEEP),
     ]  # fmt: skip
+    if name == "laptop":
+        lines += ["What the paper says of larger models, asked of these:", "", _claim_table(laptop_claims(text))]
     known = {figure.NAME: figure for figure in DRAWINGS}
     for figure in FIGURES[name]:
         if (DRAWN / f"{name}-{figure}.svg").exists():
