@@ -19,6 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
         ("x_transformers_decoder", "x_transformers"),
         ("timm_vit", "timm"),
         ("torchtitan_llama", "torchtitan"),
+        ("trl_sft", "trl"),
     ],
 )
 def test_example_learns_frequencies(name, package):

@@ -1,5 +1,7 @@
 """Heads before the length, and positions with several axes."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -43,6 +45,28 @@ def test_one_token_of_several_heads_or_several_of_one(call):
     assert torch.equal(heads, call(x, None, torch.tensor([[5], [5]]), heads_first=True)[0])
     call(random(2, 4, 3, 64), x, 5)  # one key head beside several of queries
     call(random(2, 1, 1, 64), None, 5)
+
+
+@pytest.mark.parametrize("call", [lerope.LeRoPE(16), lerope.NoPE(16)])
+def test_as_many_tokens_as_heads_warn_unless_the_order_is_said(call):
+    """A prompt may have that many tokens, so it is no error; compiled code, which has seen other lengths, is silent."""
+    square, positions = random(2, 4, 4, 16), torch.arange(4)
+    with pytest.warns(UserWarning, match=r"\(2, 4, 4, 16\) has as many heads as tokens.*pass heads_first=True"):
+        turned, _ = call(square, square, positions)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert torch.equal(call(square, None, positions, heads_first=False)[0], turned)
+        heads = call(square, None, positions, heads_first=True)[0]
+        assert torch.equal(heads.transpose(1, 2), call(square.transpose(1, 2), None, positions, heads_first=False)[0])
+        call(square, random(2, 4, 2, 16), positions)  # heads are grouped: they can only come last
+        call(square, square, torch.tensor([[5], [5]]))  # one position for all
+        call(random(2, 1, 1, 16), None, torch.tensor([5]))
+        torch.compile(call.forward, fullgraph=True, backend="eager")(square, square, positions)
+
+
+def test_rotate_warns_too():
+    with pytest.warns(UserWarning, match="as many heads as tokens"):
+        lerope.rotate(random(2, 4, 4, 16), torch.arange(4), torch.rand(8))
 
 
 def test_heads_first_without_saying_so_is_an_error_that_says_how():

@@ -101,7 +101,8 @@ class Encoding(nn.Module):
                 encoding with several axes (..., length, axes).
             layer: the calling layer; needed only where layers have their own frequencies.
             heads_first: whether q and k are (..., heads, length, head_dim) instead; must be said only where one
-                integer is the position and it might be one token of several heads or several tokens of one head.
+                integer is the position and it might be one token of several heads or several tokens of one head, and
+                should be where there may be as many tokens as heads, which warns.
         """
         q, k = (None if x is None else heads_last(name, x, heads_first) for name, x in (("q", q), ("k", k)))
         given = self._check(q, k)

@@ -5,6 +5,7 @@ that broadcasts to (..., length, heads, bands).
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from copy import copy
 from typing import NamedTuple
@@ -43,7 +44,8 @@ def rotate(
             GPT-NeoX and Phi; p-RoPE instead spans the whole head and gives slow bands frequency zero.
         kernel: the fused Triton kernel where it can run (auto), that kernel or an error (triton), or plain torch.
         heads_first: whether x is (..., heads, length, head_dim) instead; must be said only where one integer is the
-            position and x might be one token of several heads or several tokens of one head.
+            position and x might be one token of several heads or several tokens of one head, and should be where there
+            may be as many tokens as heads, which warns.
         axes: of positions, which are then (..., length, axes); bands are dealt out evenly among them, in blocks.
     """
     # On a GPU, looking at the values would stall the queue; in a compiled graph it would break the graph.
@@ -316,12 +318,15 @@ def heads_last(name: str, x: Tensor, heads_first: bool | None) -> Tensor:
 def as_positions(positions: Tensor | int, given: Sequence[Tensor], heads_first: bool | None = None) -> Tensor:
     """Positions as a tensor with a length: a single integer is the position of the first token of what is given.
 
-    Raises where a single integer leaves open which dimension holds the tokens, unless `heads_first` was said.
+    Where it is open which dimension holds the tokens, and `heads_first` was not said, a single integer raises and
+    positions of tokens warn.
     """
     length, device = given[0].shape[-3], given[0].device
     is_one = isinstance(positions, int) and not isinstance(positions, bool)
     if not is_one and check_positions(positions).ndim:
         assert isinstance(positions, Tensor)
+        if heads_first is None and not torch.compiler.is_compiling():
+            _warn_if_square(positions, given)
         return positions
     if heads_first is None and length > 1 and all(x.shape[-2] == 1 for x in given):
         raise ValueError(
@@ -329,6 +334,20 @@ def as_positions(positions: Tensor | int, given: Sequence[Tensor], heads_first: 
             "heads if they come first; pass heads_first=False or heads_first=True."
         )
     return positions + torch.arange(length, device=device)
+
+
+def _warn_if_square(positions: Tensor, given: Sequence[Tensor]) -> None:
+    """Warns where there are as many tokens as heads, so that nothing shows which come first.
+
+    No error: a text may have as many tokens as there are heads, and other lengths of the same caller are no question.
+    """
+    length = given[0].shape[-3]
+    if length > 1 and all(x.shape[-2] == length for x in given) and positions.shape[-1] > 1:
+        warnings.warn(
+            f"a tensor of shape {tuple(given[0].shape)} has as many heads as tokens and was turned as (..., length, "
+            "heads, head_dim); pass heads_first=True if heads come first, and False if this is right.",
+            stacklevel=3,
+        )
 
 
 def check_positions(positions: object) -> Tensor:
