@@ -19,7 +19,7 @@ from pathlib import Path
 from lerope.core.files import parse_json
 from lerope.core.locks import locked
 from lerope.core.run import Identity, Run, is_run, read_run
-from lerope.launch.local import SAVE
+from lerope.core.signals import SAVE
 from tests.made_runs import START
 
 

@@ -5,6 +5,10 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+# What a launcher asks a run to save with. SIGTERM would do, except for runs started by srun: it kills them on that, and
+# passes this on.
+SAVE = signal.SIGUSR2
+
 
 class Stopped(Exception):  # noqa: N818 (what happened, like KeyboardInterrupt)
     """The process was asked to stop and has saved its work."""
@@ -15,9 +19,9 @@ class Stopped(Exception):  # noqa: N818 (what happened, like KeyboardInterrupt)
 
 
 class Signals:
-    """While entered, remembers the first SIGINT, SIGTERM or SIGUSR2; a second Ctrl-C interrupts at once."""
+    """While entered, remembers the first SIGINT, SIGTERM or SAVE; a second Ctrl-C interrupts at once."""
 
-    KINDS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+    KINDS = (signal.SIGINT, signal.SIGTERM, SAVE)
 
     def __init__(self) -> None:
         self.received: int | None = None

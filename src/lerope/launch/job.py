@@ -7,7 +7,6 @@ decides what follows.
 
 import importlib
 import os
-import signal
 import socket
 import sys
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from lerope.core.files import read_json
 from lerope.core.run import RESULTS
-from lerope.core.signals import Signals, Stopped
+from lerope.core.signals import SAVE, Signals, Stopped
 from lerope.launch.study import PlannedRun, Study
 
 JOBS = "jobs"
@@ -50,7 +49,7 @@ def carry_out_job(job: JobFile) -> int:
     try:
         failed = carry_out(study, Path(job.data), out, [{}], program(job), job.options)
     except Stopped as stopped:
-        if stopped.signum != signal.SIGUSR2:
+        if stopped.signum != SAVE:
             return 128 + stopped.signum
         if _progress(job) == before:
             print(f"{study.name}: the time limit is too short for any progress; give a longer --time", flush=True)
@@ -66,7 +65,7 @@ def program(job: JobFile) -> list[str]:
     if job.num_gpus <= 1:
         return [sys.executable, "-m", "lerope"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={job.num_gpus // job.num_nodes}"]
-    torchrun.append("--signals-to-handle=SIGTERM,SIGINT,SIGUSR2")
+    torchrun.append(f"--signals-to-handle=SIGTERM,SIGINT,{SAVE.name}")
     if job.num_nodes == 1:
         return [*torchrun, "--standalone", "-m", "lerope"]
     number = os.environ["SLURM_JOB_ID"]

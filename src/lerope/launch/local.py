@@ -1,7 +1,6 @@
 """Runs a study on this machine: every run in its own process, several at once, with run directories the only state."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -9,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from lerope.core.signals import Signals, Stopped
+from lerope.core.signals import SAVE, Signals, Stopped
 from lerope.core.terminal import Display
 from lerope.data.shards import Manifest
 from lerope.launch.launcher import LOGS, Task, last_words, needs_failed, tasks_left
@@ -19,8 +18,6 @@ from lerope.launch.study import PlannedRun, Study
 
 Place = dict[str, str]
 """Environment variables that give a run its GPU or its threads."""
-# What asks a run to save. SIGTERM would do, except for runs started by srun: it kills them on that, and passes this on.
-SAVE = signal.SIGUSR2
 
 _POLL_S = 0.1
 
