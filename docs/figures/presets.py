@@ -73,7 +73,7 @@ def draw_move(axes: Any) -> None:
 def main() -> None:
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     learned = Learned(Curve(made_up(), BASE), LENGTH, math.log(2 * math.pi / (2.2 * LENGTH)))
-    figure, panels = plt.subplots(1, 3, figsize=(13, 4.2), layout="constrained")
+    figure, panels = plt.subplots(1, 3, figsize=(10, 3.8), layout="constrained")
     draw_heads(panels[0], learned)
     draw_lengths(panels[1], learned)
     draw_move(panels[2])
