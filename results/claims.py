@@ -210,13 +210,14 @@ def _profile(text: Archive) -> list[Claim]:
     if bands:
         standing = [found.dominant_wavelength / found.train_length for _, found in bands
                     if found.stands_out and found.dominant_wavelength]  # fmt: skip
-        words = ", ".join(f"{value:.2f}" for value in standing) or "none stands out"
+        words = ", ".join(f"{value:.2f}" for value in standing)
         near = len(standing) == len(bands) and all(abs(value / ratio - 1) <= NEAR for value in standing)
         verdict = AGREES if near else SAME if len(standing) == len(bands) else DIFFERS
         dominant = Claim(
             dominant.study,
             dominant.paper,
-            f"a band stands out in {len(standing)} of {len(bands)} runs; wavelength / window {words}",
+            f"a band stands out in {len(standing)} of {len(bands)} runs"
+            + f"; wavelength / window {words}" * bool(words),
             of_seeds(verdict, len(bands)),
             f"stands out: twice the next; agrees within {NEAR:.0%}",
         )

@@ -87,17 +87,18 @@ def beyond_page(folder: Path) -> str:
     for name, heading in TEXTS.items():
         text = Archive(folder / name, STUDIES[name])
         if len(made := reach.rows(text)) > 1:
-            parts.append(_beyond_part(name, heading, made))
+            parts.append(_beyond_part(name, heading, made, reach.waiting(text, made)))
     return reach.WORDS.read_text().replace(reach.RUNS, "\n".join(parts).strip())
 
 
-def _beyond_part(name: str, heading: str, made: list[reach.Row]) -> str:
+def _beyond_part(name: str, heading: str, made: list[reach.Row], waiting: list[str]) -> str:
     lines = [f"## {heading}", "", reach.table(made), ""]
-    figures = [(f"{name}-{BEYOND}", reach.CAPTION)]
-    figures += [(f"{name}-{beyond.NAME}", f"*{beyond.TITLE}.* {beyond.CAPTION}")]
-    for figure, caption in figures:
-        if (DRAWN / f"{figure}.svg").exists():
-            lines += [f"![{figure}](figures/results/{figure}.svg)", "", caption, ""]
+    if waiting:
+        lines += [f"Not measured yet: {', '.join(f'`{label}`' for label in waiting)}.", ""]
+    figures = [(BEYOND, reach.TITLE, reach.CAPTION), (beyond.NAME, beyond.TITLE, beyond.CAPTION)]
+    for figure, title, caption in figures:
+        if (DRAWN / f"{name}-{figure}.svg").exists():
+            lines += [f"![{title}](figures/results/{name}-{figure}.svg)", "", f"*{title}.* {caption}", ""]
     return "\n".join(lines)
 
 

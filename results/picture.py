@@ -10,15 +10,26 @@ from lerope.report.style import GUIDE, PAGE, Missing, letter, look, new_figure, 
 from lerope.results import Needle
 
 _SHOWN = ("rope", "lerope")
+_SIZES = {
+    "axes.labelsize": 11,
+    "axes.titlesize": 11,
+    "xtick.labelsize": 10,
+    "ytick.labelsize": 10,
+    "legend.fontsize": 11,
+}
+"""In points: on a phone the picture is half as wide as it is drawn."""
 
 
 @styled
 def draw(text: Archive) -> Any:
     """Wavelengths of every LeRoPE run, the gap to RoPE by position, and values found among distractors."""
+    import matplotlib
+
+    matplotlib.rcParams.update(_SIZES)  # until the style is left
     comparison = text.compared(campaign.effect())
     if comparison is None:
         raise Missing("A pair of the main study is needed", "lerope ladder results/campaign.py:effect")
-    figure = new_figure(PAGE, 2.3)
+    figure = new_figure(PAGE, 2.7)
     learned, gap, needles = figure.subplots(1, 3)
     for axes, mark in ((learned, "a"), (gap, "b"), (needles, "c")):
         letter(axes, mark)
@@ -30,6 +41,7 @@ def draw(text: Archive) -> Any:
     gap.errorbar(x, [row["difference"] for row in rows], errors, **drawn.both, elinewidth=0.6, capsize=1.2)
     gap.axhline(0, color=GUIDE, lw=0.6, zorder=0)
     gap.set_xscale("log", base=2)
+    gap.set_xticks([8, 64, 512])
     gap.set(xlabel="position (tokens)", ylabel="loss less RoPE's (nats)")
     thousands(gap.xaxis)
     for method in _SHOWN:

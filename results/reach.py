@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,19 @@ from claims import Archive, interval
 
 from lerope.launch.study import PlannedRun
 from lerope.report.collect import RunFiles
-from lerope.report.style import GUIDE, PAGE, Missing, new_figure, styled
+from lerope.report.style import (
+    BLACK,
+    GREEN,
+    GUIDE,
+    ORANGE,
+    PAGE,
+    PURPLE,
+    SKY,
+    Missing,
+    look,
+    new_figure,
+    styled,
+)
 from lerope.results import Bands, Extrapolation, ExtrapolationBin, Training
 
 KEPT, WORSE = 0.8, 0.02
@@ -21,6 +34,7 @@ HEAD = (
     "| encoding | inside: loss less RoPE's | of LeRoPE's gain | perplexity, 1 to 2 windows | 2 to 4 | 1 to 4 "
     "| 1 to 4, extended | wavelength / window | step | goal |\n|---|---|---|---|---|---|---|---|---|---|"
 )
+TITLE = "Loss beyond the window, less RoPE's best"
 CAPTION = (
     "Loss by position, as the model is, less that of RoPE at its best: as it is inside the window, beyond it with the "
     "extension that suits it best. In the grey the goal beyond the window is met. Documents that reach four windows."
@@ -77,6 +91,12 @@ def rows(text: Archive) -> list[Row]:
             )
         )
     return made
+
+
+def waiting(text: Archive, made: list[Row]) -> list[str]:
+    """Encodings of the study that have no row yet."""
+    labels = [_label(planned) for planned in text.studies.horizon().runs]
+    return [label for label in labels if label not in {row.label for row in made}]
 
 
 def goal(row: Row, made: list[Row]) -> str:
@@ -141,6 +161,7 @@ def draw(text: Archive) -> Any:
     """Losses by position, less those of RoPE at its best: as it is inside the window, beyond it extended."""
     found = [(planned, files.result(Extrapolation)) for planned, files in text.of(text.studies.horizon())]
     scored = {_label(planned): result for planned, result in found if result is not None}
+    others = product(("-", ":"), (BLACK, GREEN, PURPLE, SKY, ORANGE))
     if "rope" not in scored or len(scored) < 2:
         raise Missing("RoPE and another are needed", "lerope ladder results/laptop.py:horizon")
     rope, train = scored["rope"], scored["rope"].settings["train_length"]
@@ -149,15 +170,19 @@ def draw(text: Archive) -> Any:
     target = {row["start"]: row["loss"] if row["start"] >= train else own[row["start"]] for row in curve(rope, *best)}
     figure = new_figure(PAGE, 3.0)
     axes = figure.subplots()
-    for number, (label, result) in enumerate(scored.items()):
+    for label, result in scored.items():
         bins = curve(result, "none", 0.0)
         x = [(row["start"] + row["stop"]) / 2 / train for row in bins]
         y = [row["loss"] - target[row["start"]] for row in bins]
-        axes.plot(x, y, color=f"C{number}", lw=1.1, ls="--" if label == "rope" else "-", label=label)
+        if label in ("rope", "lerope"):
+            axes.plot(x, y, **look(label).stroke, label=look(label).label)
+        else:
+            line, colour = next(others)
+            axes.plot(x, y, color=colour, ls=line, lw=0.9, label=label)
     bottom = axes.get_ylim()[0]
     axes.axhspan(bottom, math.log1p(WORSE), color="0.92", zorder=0)
     axes.set_ylim(bottom)
     axes.axvline(1, color=GUIDE, ls=":", lw=0.9)
     axes.set(xlabel="position (windows)", ylabel="loss less that of RoPE at its best (nats)")
-    figure.legend(loc="outside right upper")
+    figure.legend(loc="outside upper center", ncols=3)
     return figure

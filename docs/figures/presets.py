@@ -34,9 +34,9 @@ def draw_heads(axes: Any, learned: Learned) -> None:
         x = np.array(rope(head_dim // 2, BASE))
         y = np.array(resample([learned], head_dim // 2, LENGTH))
         style = {"marker": marker, "ms": size, "ls": "", "color": colour, "mfc": "none"}
-        axes.plot(-x / math.log(BASE), y - x, **style, label=f"head_dim {head_dim}" + " (made up)" * (head_dim == 64))
+        axes.plot(-x / math.log(BASE), y - x, **style, label=f"{head_dim}" + " (made up)" * (head_dim == 64))
     axes.set(xlabel="u = 2m / head_dim", ylabel="log-scale")
-    axes.legend(frameon=False, loc="upper right")
+    axes.legend(frameon=False, loc="lower left", title="head_dim", alignment="left", handletextpad=0.2)
 
 
 def draw_lengths(axes: Any, learned: Learned) -> None:
@@ -59,7 +59,7 @@ def draw_move(axes: Any) -> None:
     for factor, colour in zip((2, 4, 16), COLOURS[1:], strict=True):
         x = np.log(2 * math.pi * turns / LENGTH)
         ratio = [math.exp(each - moved(each, LENGTH, factor * LENGTH)) for each in x]
-        axes.plot(turns, ratio, color=colour, label=f"{factor} times the length")
+        axes.plot(turns, ratio, color=colour, label=f"{factor}")
     for limit in (SLOW_TURNS, FAST_TURNS):
         axes.axvline(limit, color="0.6", ls="--", lw=1)
     axes.set(
@@ -67,13 +67,13 @@ def draw_move(axes: Any) -> None:
     )
     axes.set_yticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
     axes.minorticks_off()
-    axes.legend(frameon=False, loc="upper right")
+    axes.legend(frameon=False, loc="upper right", title="times the length", alignment="left")
 
 
 def main() -> None:
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     learned = Learned(Curve(made_up(), BASE), LENGTH, math.log(2 * math.pi / (2.2 * LENGTH)))
-    figure, panels = plt.subplots(1, 3, figsize=(13, 4.2), layout="constrained")
+    figure, panels = plt.subplots(1, 3, figsize=(10, 3.8), layout="constrained")
     draw_heads(panels[0], learned)
     draw_lengths(panels[1], learned)
     draw_move(panels[2])

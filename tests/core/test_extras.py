@@ -21,6 +21,11 @@ def test_the_packages_of_an_extra_and_of_those_it_names():
     assert not any("lerope" in extras.install(name) for name in ("data", "hf", "gguf", "fast", "kernels", "wandb"))
 
 
+def test_packages_of_an_extra_by_name():
+    needed = shlex.split(extras.install("data", "sentencepiece", "protobuf"))
+    assert {word.partition(">")[0] for word in needed[2:]} == {"sentencepiece", "protobuf"}
+
+
 def test_a_checkout_that_is_not_installed(monkeypatch):
     def missing(name):
         raise extras.metadata.PackageNotFoundError(name)

@@ -132,6 +132,21 @@ def test_ways_of_stretching_have_colours_of_their_own(browser, file):
 
 
 @in_browser
+def test_a_way_far_above_all_others_does_not_press_them_together(browser, example, tmp_path):
+    data = payload(collect([example / "52M-lerope-42"]))
+    ways = data["runs"][0]["extrapolation"]["ways"]
+    highest = max(loss for way in ways for loss in way["loss"])
+    for way in ways:
+        if way["way"] == "pi":
+            way["loss"] = [20 * highest for _ in way["loss"]]
+    (tmp_path / "index.html").write_text(render(data), encoding="utf-8")
+    browser.open((tmp_path / "index.html").as_uri())
+    assert "Above the charts: PI. " in text(browser, "#extrapolation")
+    tall = "Math.max(...[...document.querySelectorAll('#extrapolation .curve')].map((node) => node.getBBox().height))"
+    assert browser.run(tall) > 100
+
+
+@in_browser
 def test_what_is_missing_comes_with_its_command(browser, example, tmp_path):
     data = payload(collect([example / "52M-lerope-42", example / "19M-lerope-42"]))
     data["files"] = ["figures/training.svg"]

@@ -6,12 +6,18 @@ from importlib import metadata
 
 
 @functools.cache
-def install(extra: str) -> str:
-    """A command; it names the packages themselves, because an index need not have lerope."""
+def install(extra: str, *only: str) -> str:
+    """A command; it names the packages themselves, because an index need not have lerope.
+
+    Args:
+        only: the packages of the extra that are needed; all unless given.
+    """
     try:
         packages = _packages(extra, metadata.requires("lerope") or [])
     except metadata.PackageNotFoundError:
         packages = []
+    if only:
+        packages = [package for package in packages if re.split(r"[^\w-]", package.strip("'"))[0] in only]
     return f"pip install {' '.join(packages)}" if packages else f"pip install '.[{extra}]' in a checkout of lerope"
 
 

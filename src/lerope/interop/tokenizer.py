@@ -98,9 +98,8 @@ def _model_proto() -> Any:
     try:
         from sentencepiece.sentencepiece_model_pb2 import ModelProto
     except ImportError:
-        raise ValueError(
-            f"Reading a tokenizer needs the packages sentencepiece and protobuf: {install('data')}."
-        ) from None
+        fix = install("data", "sentencepiece", "protobuf")
+        raise ValueError(f"Reading a tokenizer needs the packages sentencepiece and protobuf: {fix}.") from None
     return ModelProto
 
 
@@ -133,7 +132,7 @@ def processor(content: bytes) -> Any:
     try:
         from sentencepiece import SentencePieceProcessor
     except ImportError:
-        raise ValueError(f"A tokenizer needs the package sentencepiece: {install('data')}.") from None
+        raise ValueError(f"A tokenizer needs the package sentencepiece: {install('data', 'sentencepiece')}.") from None
     return SentencePieceProcessor(model_proto=content)
 
 

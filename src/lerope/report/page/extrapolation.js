@@ -64,13 +64,22 @@ function buildExtrapolation(host) {
       way.way === "dominant_band" ? way.label.replace(/^band \d+/, "dominant band") : way.label;
     const legendItems = new Map(runs.flatMap((run) => ways(run).map((way) => [wayName(way), way])));
     legend.replaceChildren(...[...legendItems].map(([name, way]) => element("li", {}, swatch(wayLook(way)), name)));
+    const losses = (way) => way.loss.filter((value, at) => value !== null && way.edges[at][0] > 0);
+    // A way that is worse everywhere than the model as it is ever gets would press all others together.
+    const plain = runs.flatMap((run) => ways(run).filter((way) => way.way === "none"));
+    const highest = plain.length ? Math.max(...plain.flatMap(losses)) : Infinity;
+    const above = (way) => way.loss.length > 0 && Math.min(...losses(way)) > highest;
     const values = runs
-      .flatMap((run) => ways(run).flatMap((way) => way.loss.filter((_, at) => way.edges[at][0] > 0)))
-      .filter((value) => value !== null)
+      .flatMap((run) => ways(run).flatMap((way) => (above(way) ? [] : losses(way))))
       .sort((a, b) => a - b);
     const top = values.length ? Math.min(values.at(-1), values[Math.floor(0.97 * (values.length - 1))] * 1.08) : 1;
     const domain = values.length ? padded([values[0], top]) : [0, 1];
-    quiet(cut, values.at(-1) > top ? "Lines that leave a chart go on above it; the data has every value." : null);
+    const gone = unique(runs.flatMap((run) => ways(run).filter(above).map(wayName)));
+    const said = [
+      ...(gone.length ? [`Above the charts: ${gone.join(", ")}.`] : []),
+      ...(values.at(-1) > top ? ["Lines that leave a chart go on above it."] : []),
+    ];
+    quiet(cut, said.length ? `${said.join(" ")} The data has every value.` : null);
     fill(
       runs.filter((run) => ways(run).some((way) => way.loss.length)).map((run) => ({ key: run.id, run })),
       titledPlot,
