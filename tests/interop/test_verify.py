@@ -161,7 +161,7 @@ def test_what_is_allowed_grows_as_rounding_does(tmp_path):
 @pytest.mark.parametrize("gain", [1.0, 2.0, 4.0])
 @pytest.mark.parametrize("band", [0, 4, 8])
 def test_one_band_wrong_by_a_thousandth_differs(band, gain, tmp_path, monkeypatch):
-    """Of those that turn by a radian or more over the prompt; slower ones are seen in the tables alone."""
+    """Of those that turn by ten radians or more over the prompt; slower ones are seen in the tables alone."""
     engine = next(engine for engine in module.ENGINES if engine.package == "transformers")
 
     def off(folder, tokens, num_tokens):
@@ -373,3 +373,21 @@ def test_an_engine_whose_cache_is_broken_does_not_agree(exported, monkeypatch):
     assert row["logit_error"] < 1e-5
     assert row["verdict"] == "differs"
     assert "continues differently from token 1 on" in row["note"]
+
+
+def test_a_known_cause_is_said(exported, monkeypatch):
+    """Of a table that would be right, and of a run."""
+    monkeypatch.setattr("lerope.interop.tried._CAUSES", {("transformers 5", "apertus"): "it has a whim"})
+    known = Tried(engine="transformers 5", version="5.1", architecture="apertus", verdict="differs", error=1.0, note="")
+    monkeypatch.setattr("lerope.interop.tried.all_tried", lambda: [known])
+    engine = next(engine for engine in module.ENGINES if engine.package == "transformers")
+
+    def off(folder, tokens, num_tokens):
+        logits, ids = engine.run(folder, tokens, num_tokens)
+        return 1.01 * logits, ids
+
+    monkeypatch.setattr(module, "ENGINES", (replace(engine, run=off),))
+    found = verify(exported, num_tokens=4)
+    notes = {table["engine"]: table["note"] for table in found.tables}
+    assert (notes["transformers 5"], notes["vLLM"]) == ("it has a whim", "")
+    assert [(row["verdict"], row["note"]) for row in found.runs] == [("differs", "it has a whim")]

@@ -23,7 +23,7 @@ from lerope.interop.export_record import GGUF, ExportRecord, read_export
 from lerope.interop.foreign import read_foreign_config
 from lerope.interop.gguf import read_gguf
 from lerope.interop.tokenizer import processor
-from lerope.interop.tried import tried
+from lerope.interop.tried import cause, known_as, tried
 from lerope.model.saved import load_model
 from lerope.model.transformer import Transformer
 from lerope.results import EngineRun, EngineTable, Verification
@@ -33,8 +33,9 @@ from lerope.rotary.extension import extend
 
 PROMPT = "A rotary encoding turns every pair of dimensions by its own angle at each step along the text. " * 4
 TABLE_TOLERANCE = 1e-6
-# Of engines that were really run in float32, none was off by more than 5 times what logits move by when every number of
-# the model goes to its neighbour; one band wrong by 1e-3 is off by a thousand times (docs/serving.md).
+# How many times what logits move by when every number of the model goes to its neighbour an engine may be off. Of those
+# that were really run llama.cpp was off by 5 times, the others by less than 2; with one of the bands that turn wrong by
+# 1e-3 it is 50 times and more (docs/LOG.md, 2026-11-19).
 ROUNDINGS = 16
 # Angles below this, in radians per token, are no turn at any length.
 _NO_TURN = 1e-20
@@ -94,10 +95,15 @@ def verify(
     architecture = config["model_type"]
     frequencies = None
     if _kinds(config):
-        compared = [_row(name, architecture) | {"agrees": None, "note": _KINDS} for name in tables]
+        compared = [
+            _row(name, architecture) | {"agrees": None, "note": cause(name, architecture) or _KINDS} for name in tables
+        ]
     else:
         frequencies, factor = Frequencies.load(folder / FREQUENCIES), record.attention_factor or 1.0
-        compared = [_compared(_row(name, architecture), make, frequencies, factor) for name, make in tables.items()]
+        compared = [
+            _compared(_row(name, architecture), architecture, make, frequencies, factor)
+            for name, make in tables.items()
+        ]
     length = config["max_position_embeddings"]
     num_tokens = min(num_tokens, length // 2)
     tokens = _tokens(folder, prompt, config, is_ladder)[: length - num_tokens]
@@ -156,7 +162,7 @@ def _row(engine: str, architecture: str) -> EngineTable:
 
 
 def _compared(
-    row: EngineTable, make: Callable[[], Table], frequencies: Frequencies, attention_factor: float
+    row: EngineTable, architecture: str, make: Callable[[], Table], frequencies: Frequencies, attention_factor: float
 ) -> EngineTable:
     """A table, rebuilt and compared."""
     try:
@@ -176,7 +182,7 @@ def _compared(
         note = f"the attention factor should be {attention_factor:g}"
     agrees: bool | None = error <= TABLE_TOLERANCE and not note
     if agrees and row["tried"] not in (None, "agrees"):
-        agrees = None
+        agrees, note = None, cause(row["engine"], architecture) or ""
     return row | {"error": error, "attention_factor": table.attention_factor, "agrees": agrees, "note": note}
 
 
@@ -353,6 +359,8 @@ def _ran(
         plain = _logits(references[1](), tokens, ids)
         if error is not None and engine.difference(found, plain) < error / 100:
             verdict, note = "ignores the factors", "its logits are those of plain RoPE"
+    if verdict == "differs":
+        note = cause(known_as(engine.name, version), config["model_type"]) or note
     return row | {
         "version": version,
         "logit_error": error,
