@@ -41,6 +41,7 @@ def test_what_libraries_compile_is_kept_in_the_cache_folder(tmp_path, monkeypatc
     ]
 
 
+@pytest.mark.slow
 def test_what_torch_compiles_is_found_again_by_another_process(tmp_path):
     """By itself torch keeps it where machines keep nothing."""
     code = (
