@@ -28,7 +28,7 @@ def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     )
 
 
-def _reader(kind: Callable[[str], Any], optional: bool) -> Callable[[list[str]], Any]:
+def _reader(kind: type[int] | type[float], optional: bool) -> Callable[[list[str]], Any]:
     def read(given: list[str]) -> Any:
         if optional and given == ["None"]:
             return None
