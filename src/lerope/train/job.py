@@ -17,7 +17,7 @@ from lerope.core.ladder import flops_per_token, total_parameters
 from lerope.core.recipe import Hashing, Recipe, Setup
 from lerope.core.run import DIVERGED, PROFILE, RESULTS, WEIGHTS, Identity, Start, read_metrics, read_run
 from lerope.core.signals import Signals
-from lerope.core.terminal import Display, duration, readable
+from lerope.core.terminal import Display, duration, program, readable
 from lerope.data.loader import Loader
 from lerope.data.shards import Corpus
 from lerope.data.skips import Skips
@@ -272,7 +272,7 @@ def resume_command() -> str:
     """The command that started this process, to run again."""
     args = sys.argv[1:]
     if not dist.is_initialized():
-        return shlex.join(["lerope", *args])
+        return shlex.join([program(), *args])
     here = os.environ.get("LOCAL_WORLD_SIZE", "1")
     if here != os.environ["WORLD_SIZE"]:
         return f"the same torchrun command on every node, ... -m {shlex.join(['lerope', *args])}"
