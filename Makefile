@@ -2,6 +2,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# In a terminal pip shows what it downloads, because that takes minutes.
+QUIET  := $(if $(MAKE_TERMOUT),,--quiet)
 
 .PHONY: help demo test test-all test-gpu test-engines engines lint lint-page format bench figures docs docs-ready package \
   results clean
@@ -11,10 +13,10 @@ help:           ## this list
 
 # The virtual environment, made once and again when what it holds changes.
 $(READY): pyproject.toml constraints.txt
-	@echo "setting up $(VENV) (once; a minute or two)"
+	@echo "setting up $(VENV) (once; minutes, as torch and CUDA are gigabytes)"
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("lerope needs Python 3.11 or newer; try make PYTHON=python3.12")'
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: $(READY)  ## train RoPE and LeRoPE on this machine's Python sources, and compare

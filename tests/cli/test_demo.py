@@ -73,8 +73,16 @@ def test_a_second_call_shows_the_same_at_once(demo, capsys):
     text = capsys.readouterr().out
     assert "is finished" in text
     assert "Learned frequencies of 32 bands" in text
+    assert "Both learned more than token frequencies" in text.replace("\n", " ")
     assert "this is one seed (42)" in text.replace("\n", " ")
     assert before == times(demo)
+
+
+def test_two_steps_are_not_said_to_have_taught_anything(tmp_path, capsys):
+    main(["demo", "--out", str(tmp_path / "out"), "--steps", "2"])
+    text = capsys.readouterr().out.replace("\n", " ")
+    assert "taught them no more than token frequencies" in text
+    assert "Both learned" not in text
 
 
 def times(demo):

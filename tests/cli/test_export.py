@@ -27,6 +27,7 @@ def test_from_a_run_to_a_verified_folder(tmp_path, capsys):
     for words in ("vLLM", "SGLang", "TensorRT-LLM", "8 of 8", "against the run relu2-80"):
         assert words in shown
     assert "differs" not in shown
+    assert shown.rstrip().endswith("Everything that was computed here agrees.")
     assert len(Verification.load(result).tables) == 7
 
 
@@ -39,6 +40,8 @@ def test_a_disagreement_is_exit_code_1(tmp_path, capsys):
     (out / "config.json").write_text(json.dumps(config))
     assert call("verify", out, "--num-tokens", 2, "--json") == 1
     assert json.loads(capsys.readouterr().out)["kind"] == "verification"
+    assert call("verify", out, "--num-tokens", 2) == 1
+    assert "Not the same model in " in capsys.readouterr().out
 
 
 def test_gelu_is_exported_with_a_note(tmp_path, capsys):

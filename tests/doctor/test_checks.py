@@ -438,3 +438,12 @@ def test_this_gpu_is_sound(run):
     code, found = run(compile=True)
     assert code == 0, [finding for finding in found.values() if finding["status"] == "broken"]
     assert found["rotary, fused"]["status"] == found["torch.compile"]["status"] == "ok"
+
+
+def test_a_fix_is_printed_once(monkeypatch, capsys):
+    found = [{"status": "missing", "name": name, "note": "for text", "fix": "pip install it"} for name in ("a", "b")]
+    monkeypatch.setattr("lerope.cli.doctor.examine", lambda trying: iter(found))
+    main(["doctor"])
+    text = capsys.readouterr().out
+    assert text.count("pip install it") == 1
+    assert "for text; the same" in text

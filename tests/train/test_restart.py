@@ -68,6 +68,7 @@ def test_a_signal_saves_and_says_how_to_go_on(data, straight, tmp_path, kind):
     text = process.communicate(timeout=60)[0]
     assert process.returncode == 128 + kind, text
     assert "Traceback" not in text
+    assert ("Ctrl-C once more stops at once" in text) == (kind == signal.SIGINT)
     step = len([r for r in metrics(out) if "loss" in r])
     assert f"stopped at step {step} with a checkpoint" in text
     assert "\n  lerope" in text

@@ -30,13 +30,13 @@ def doctor(*, json_: Annotated[bool, arg(name="json")] = False) -> None:
         json_: Print JSON.
     """
     console = Console(file=sys.stderr if json_ else sys.stdout)
-    findings = []
+    findings: list[Finding] = []
     with redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for finding in examine(lambda name: console.status(f"trying {name}")):
-            findings.append(finding)
             if not json_:
-                _show(console, finding)
+                _show(console, finding, any(finding["fix"] == earlier["fix"] for earlier in findings))
+            findings.append(finding)
     if json_:
         found = Diagnosis(settings={}, provenance=provenance(), findings=findings)
         print(json.dumps(found.as_dict(), indent=1))
@@ -46,13 +46,13 @@ def doctor(*, json_: Annotated[bool, arg(name="json")] = False) -> None:
         sys.exit(1)
 
 
-def _show(console: Console, finding: Finding) -> None:
-    """One line of the table, immediately: the next may take seconds."""
+def _show(console: Console, finding: Finding, repeated: bool) -> None:
+    """One line of the table, immediately: the next may take seconds. A fix that was named is not named again."""
     row = Table.grid(padding=(0, 2))
     row.add_column(width=7, style=_COLOURS[finding["status"]])
     row.add_column(width=17)
     row.add_column(overflow="fold")
-    fix = ("; ", (finding["fix"], "bold")) if finding["fix"] else ()
+    fix = ("; the same" if repeated else "; ", ("" if repeated else finding["fix"], "bold")) if finding["fix"] else ()
     row.add_row(finding["status"], finding["name"], Text.assemble(finding["note"], *fix))
     console.print(row)
 

@@ -80,6 +80,8 @@ def _run(name: str, args: list[str]) -> None:
         raise ValueError(f"command must be one of {', '.join(COMMANDS)}; got {name!r}{hint(name, COMMANDS)}")
     import tyro
 
+    from lerope.cli.numbers import NUMBERS
+
     module = importlib.import_module(COMMANDS[name][0])
     command, usual = module.COMMAND, getattr(module, "USUAL", None)
     if isinstance(command, dict):
@@ -87,9 +89,9 @@ def _run(name: str, args: list[str]) -> None:
             args = [usual, *args]
         if args and not args[0].startswith("-") and args[0] not in command:
             raise ValueError(f"command must be one of {', '.join(command)}; got {args[0]!r}{hint(args[0], command)}")
-        tyro.extras.subcommand_cli_from_dict(command, prog=f"lerope {name}", args=args)
+        tyro.extras.subcommand_cli_from_dict(command, prog=f"lerope {name}", args=args, registry=NUMBERS)
     else:
-        tyro.cli(command, prog=f"lerope {name}", args=args)
+        tyro.cli(command, prog=f"lerope {name}", args=args, registry=NUMBERS)
 
 
 def _sentence(error: Exception) -> str:

@@ -8,6 +8,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import NoReturn
 
 from lerope.core.signals import Stopped
+from lerope.core.terminal import program
 
 
 @contextmanager
@@ -21,7 +22,7 @@ def stoppable(quiet: bool = False) -> Iterator[None]:
         with redirect_stdout(sys.stderr if quiet else sys.stdout):
             yield
     except Stopped as stopped:
-        command = shlex.join(["lerope", *sys.argv[1:]])
+        command = shlex.join([program(), *sys.argv[1:]])
         if "RANK" in os.environ:
             from lerope.train.job import resume_command
 

@@ -63,7 +63,7 @@ class Changes:
 
 
 def train(
-    rung: tyro.conf.Positional[str],
+    rung: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUNG")],
     *,
     data: Path,
     encoding: str = "lerope",

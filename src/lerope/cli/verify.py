@@ -52,15 +52,16 @@ def verify(
     found = carry_out(directory, run=run, prompt=text, num_tokens=num_tokens, environments=engines)
     if out is not None:
         found.save(out)
-    print(json.dumps(found.as_dict(), indent=1)) if json_ else _show(found)
-    differs = any(table["agrees"] is False for table in found.tables)
-    if differs or any(ran["verdict"] not in (None, "agrees") for ran in found.runs):
+    wrong = [table["engine"] for table in found.tables if table["agrees"] is False]
+    wrong += [ran["engine"] for ran in found.runs if ran["verdict"] not in (None, "agrees")]
+    print(json.dumps(found.as_dict(), indent=1)) if json_ else _show(found, list(dict.fromkeys(wrong)))
+    if wrong:
         sys.exit(1)
 
 
-def _show(found: "Verification") -> None:
+def _show(found: "Verification", wrong: list[str]) -> None:
     console = Console()
-    console.print("frequencies that each engine computes from the files, against ours")
+    console.print("frequencies that each engine computes from the files, against those of the model")
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("engine", "largest difference", "attention factor", "table", "this architecture, run by us"):
         table.add_column(heading, justify="right" if "f" in heading else "left")
@@ -74,7 +75,9 @@ def _show(found: "Verification") -> None:
     console.print(f"engines run on {found.settings['num_prompt_tokens']} tokens, against {found.reference}")
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("engine", "version", "logits off by", "same tokens", ""):
-        table.add_column(heading, justify="right" if heading in ("logits off by", "same tokens") else "left")
+        table.add_column(
+            heading, justify="right" if heading in ("logits off by", "same tokens") else "left", overflow="fold"
+        )
     for ran in found.runs:
         allowed = found.settings["logit_tolerances"][ran["engine"]]
         error = "" if ran["logit_error"] is None else f"{ran['logit_error']:.1e} of {allowed:.0e}"
@@ -82,6 +85,8 @@ def _show(found: "Verification") -> None:
         verdict = ": ".join(part for part in (ran["verdict"], ran["note"]) if part)
         table.add_row(ran["engine"], ran["version"] or "", error, same, verdict)
     console.print(table)
+    differ = f"Not the same model in {', '.join(wrong)}: do not serve it there."
+    console.print(differ if wrong else "Everything that was computed here agrees.")
 
 
 COMMAND = verify

@@ -1,5 +1,6 @@
 """Ctrl-C and requests to stop, checked at safe moments instead of raised at any moment."""
 
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -44,4 +45,7 @@ class Signals:
     def _on(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.received == signal.SIGINT:
             raise KeyboardInterrupt
+        if number == signal.SIGINT and self.received is None and os.environ.get("RANK", "0") == "0":
+            # The next safe moment may be minutes away. Printing inside a signal handler can fail; this cannot.
+            os.write(2, b"\nstopping as soon as the work is safe; Ctrl-C once more stops at once and saves no more\n")
         self.received = self.received or number

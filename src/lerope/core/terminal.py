@@ -1,6 +1,8 @@
 """Progress of a long job: one changing line in a terminal, an occasional line elsewhere."""
 
 import os
+import shutil
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,6 +50,11 @@ class Display:
         """A line that stays."""
         self._console.print(text)
         self._next_line = time.monotonic() + _LINE_SECONDS
+
+
+def program() -> str:
+    """What calls lerope: its name, or its path where the shell would not find the name, as after `make demo`."""
+    return sys.argv[0] if Path(sys.argv[0]).name == "lerope" and shutil.which("lerope") is None else "lerope"
 
 
 def duration(seconds: float) -> str:

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -197,14 +198,26 @@ def _objective(model: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _probe(model: nn.Module) -> Tensor:
-    """An input the model is likely to take, from its first embedding or linear layer."""
+    """Token ids for its first embedding or vectors for its first linear layer; if it has both, what it runs on.
+
+    Where it runs on neither, the guess for the layer that comes first, whose error says what is wrong.
+    """
     generator = torch.Generator().manual_seed(0)
+    guesses: dict[type[nn.Module], Tensor] = {}
     for module in model.modules():
-        if isinstance(module, nn.Embedding):
-            return torch.randint(module.num_embeddings, (2, 32), generator=generator).to(module.weight.device)
-        if isinstance(module, nn.Linear):
-            return torch.randn(2, 32, module.in_features, generator=generator).to(module.weight)
-    raise ValueError("model has no embedding or linear layer to guess inputs from; pass them to check_gradients.")
+        if isinstance(module, nn.Embedding) and nn.Embedding not in guesses:
+            ids = torch.randint(module.num_embeddings, (2, 32), generator=generator)
+            guesses[nn.Embedding] = ids.to(module.weight.device)
+        elif isinstance(module, nn.Linear) and nn.Linear not in guesses:
+            guesses[nn.Linear] = torch.randn(2, 32, module.in_features, generator=generator).to(module.weight)
+    if not guesses:
+        raise ValueError("model has no embedding or linear layer to guess inputs from; pass them to check_gradients.")
+    first, *others = guesses.values()
+    for guess in (first, *others) if others else ():
+        with torch.no_grad(), torch.random.fork_rng(), suppress(Exception):
+            model(guess)
+            return guess
+    return first
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from lerope.core.ladder import flops_per_token, total_parameters
 from lerope.core.recipe import Hashing, Recipe, Setup
 from lerope.core.run import DIVERGED, PROFILE, RESULTS, WEIGHTS, Identity, Start, read_metrics, read_run
 from lerope.core.signals import Signals
-from lerope.core.terminal import Display, readable
+from lerope.core.terminal import Display, duration, program, readable
 from lerope.data.loader import Loader
 from lerope.data.shards import Corpus
 from lerope.data.skips import Skips
@@ -39,7 +39,7 @@ from lerope.train.trainer import Diverged, Hook, Loop, Trainer
 
 # Tokens per forward pass on a CPU, where more gain nothing.
 _CPU_TOKENS = 8192
-# FLOPs that take two cores most of an hour.
+# FLOPs that take two cores about an hour.
 _CPU_FLOPS = 5e14
 # Up to about this many epochs, repeated text teaches nearly as much as new text (Muennighoff et al., 2023).
 _MANY_EPOCHS = 4
@@ -259,8 +259,10 @@ def describe(recipe: Recipe, corpus: Corpus, ranks: Ranks, micro_batch_rows: int
     if epochs > _MANY_EPOCHS:
         lines["warning"] = f"the data is read {epochs:,.0f} times; for meaningful results, prepare more text"
     if ranks.device.type == "cpu" and flops > _CPU_FLOPS:
+        hours = flops / _CPU_FLOPS
         lines["note"] = (
-            "a CPU takes hours for this; minutes take --steps 300 --row-length 256 --batch-tokens 2048 "
+            f"two cores take about {duration(3600 * hours)} for this, {duration(3600 * hours / recipe.steps)} a step; "
+            "minutes take --steps 300 --row-length 256 --batch-tokens 2048 "
             "--learning-rate 0.004 --weight-decay 1 with the rung demo, as in `lerope demo`"
         )
     return "\n".join(f"{name:>7}  {text}" for name, text in lines.items())
@@ -270,7 +272,7 @@ def resume_command() -> str:
     """The command that started this process, to run again."""
     args = sys.argv[1:]
     if not dist.is_initialized():
-        return shlex.join(["lerope", *args])
+        return shlex.join([program(), *args])
     here = os.environ.get("LOCAL_WORLD_SIZE", "1")
     if here != os.environ["WORLD_SIZE"]:
         return f"the same torchrun command on every node, ... -m {shlex.join(['lerope', *args])}"
