@@ -10,6 +10,7 @@ import time
 import pytest
 
 from lerope.core.files import read_lines
+from lerope.train.engine import Engine
 from tests.train.runs import metrics, same, spawn, tensors, tiny_run
 
 
@@ -76,6 +77,20 @@ def test_a_signal_saves_and_says_how_to_go_on(data, straight, tmp_path, kind):
     process = spawn(data, out)
     assert f"from step {step}\n" in process.communicate(timeout=60)[0]
     same(straight, out)
+
+
+def test_a_signal_within_a_step_stops_after_that_step(data, tmp_path, monkeypatch):
+    """A step may take minutes on a CPU."""
+    step = Engine.step
+
+    def interrupted(self, number, *args):
+        if number == 2:
+            monkeypatch.setattr(self, "_count_documents", lambda batch: signal.raise_signal(signal.SIGTERM))
+        return step(self, number, *args)
+
+    monkeypatch.setattr(Engine, "step", interrupted)
+    outcome = tiny_run(data, tmp_path / "run", steps=5)
+    assert (outcome.step, outcome.finished, outcome.stopped_by) == (3, False, signal.SIGTERM)
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])

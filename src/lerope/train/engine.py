@@ -99,13 +99,15 @@ class Engine:
         self.optimizer = torch.optim.AdamW(groups, betas=recipe.betas, eps=recipe.eps, fused=True)
         checkpoint.prepare_moments(self.optimizer, 0)
 
-    def step(self, number: int, batch: Batch, num_targets: int, asked_to_stop: bool = False) -> Started:
+    def step(
+        self, number: int, batch: Batch, num_targets: int, asked_to_stop: Callable[[], bool] = lambda: False
+    ) -> Started:
         """Starts a step on the device without waiting for it.
 
         Args:
             number: from 0.
             batch, num_targets: what `Loader.load` returns for it.
-            asked_to_stop: sent to all ranks with the step's numbers.
+            asked_to_stop: what it says near the end of the step is sent to all ranks with the step's numbers.
         """
         recipe, ranks = self.recipe, self.ranks
         gamma = factor(recipe.schedule, number, recipe.steps, recipe.warmup_steps)
@@ -127,7 +129,7 @@ class Engine:
             check_gradients(self.model)
         norms = clip_grad_norm_(self.model, recipe.max_norm, recipe.frequency_max_norm)
         self.optimizer.step()
-        sums[1].fill_(float(asked_to_stop))  # an assignment would wait for the device
+        sums[1].fill_(float(asked_to_stop()))  # an assignment would wait for the device
         numbers = torch.stack([*ranks.sum(sums).unbind(), *(norm.to(sums) for norm in norms)])
         if ranks.device.type == "cuda":
             # Only a copy into pinned memory lets the host continue.

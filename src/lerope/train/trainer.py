@@ -105,7 +105,7 @@ class Trainer:
                 asked = time.perf_counter()
                 batch, num_targets = next(batches)
                 wait_s = time.perf_counter() - asked
-                started = engine.step(loop.step, batch, num_targets, self.signals.received is not None)
+                started = engine.step(loop.step, batch, num_targets, lambda: self.signals.received is not None)
                 loop.step = started.step
                 # A GPU works on this step while the host reads the numbers of the previous one.
                 self._report(loop, pending)
