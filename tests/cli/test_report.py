@@ -77,7 +77,9 @@ def test_figures_are_drawn_and_linked_and_those_without_inputs_are_not(runs, tmp
     assert "not drawn, code: There is no run on code: lerope train" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("encoding", ["lerope,rotary_dim=32", "runs/other/model/frequencies.json"])
+@pytest.mark.parametrize(
+    "encoding", ["lerope,rotary_dim=32", pytest.param("runs/other/model/frequencies.json", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("analyzed", [True, False], ids=["analyzed", "trained"])
 def test_runs_with_fewer_bands_than_half_the_head(encoding, analyzed, tmp_path, capsys):
     """Learned prefix-partial rotary, and frozen frequencies of it, beside a RoPE run of all bands."""

@@ -92,13 +92,13 @@ def test_float32_error_at_long_positions_is_rounding_of_the_phase():
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize(
-    "shape", [(4,), (2, 4), (6, 4), (2, 1, 1, 4), (2, 5, 1, 4), (2, 5, 6, 4), (2, 1, 2, 4)], ids=str
+    "shape", [(4,), (2, 4), (4, 4), (2, 1, 1, 4), (2, 3, 1, 4), (2, 3, 4, 4), (2, 1, 2, 4)], ids=str
 )
 def test_gradcheck_and_second_derivatives(shape, layout):
     torch.manual_seed(0)
-    x = torch.randn(2, 5, 6, 10, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(2, 3, 4, 10, dtype=torch.float64, requires_grad=True)
     frequencies = torch.rand(shape, dtype=torch.float64, requires_grad=True)
-    positions = torch.tensor([[0, 1, 2, 0, 1], [7, 8, 9, 10, 3]])
+    positions = torch.tensor([[0, 1, 0], [7, 10, 3]])
 
     def function(x, frequencies):
         return lerope.rotate(x, positions, frequencies, layout, rotary_dim=8)

@@ -501,6 +501,7 @@ def test_a_second_derivative_is_refused():
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("keys", "norm"), [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize("index", [True, False])
 def test_operators_are_registered_as_torch_wants_them(keys, norm, index):

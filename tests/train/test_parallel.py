@@ -30,8 +30,8 @@ CASES = {
 }
 
 
-# The first of each kind in every run of the tests, the others where there is time.
-_MORE = ("hybrid of two nodes", "fsdp, recompute, micro-batches", "ddp, micro-batches")
+# The usual two in every run of the tests, the others where there is time.
+_MORE = ("hybrid over nodes of one", "hybrid of two nodes", "fsdp, recompute, micro-batches", "ddp, micro-batches")
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in _MORE)) for case in CASES])

@@ -59,7 +59,9 @@ def test_killed_three_times(data, straight, tmp_path):
     assert not any((out / "checkpoints").glob(".saving-*"))
 
 
-@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
+@pytest.mark.parametrize(
+    "kind", [signal.SIGINT, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (signal.SIGTERM, signal.SIGUSR2))]
+)
 def test_a_signal_saves_and_says_how_to_go_on(data, straight, tmp_path, kind):
     out = tmp_path / "run"
     process = spawn(data, out)
@@ -93,7 +95,7 @@ def test_a_signal_within_a_step_stops_after_that_step(data, tmp_path, monkeypatc
     assert (outcome.step, outcome.finished, outcome.stopped_by) == (3, False, signal.SIGTERM)
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_another_number_of_ranks_goes_on(data, straight, tmp_path, before, after, parallel):
     out = tmp_path / "run"
