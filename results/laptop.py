@@ -54,7 +54,9 @@ def transfer() -> Study:
 def horizon() -> Study:
     """What may keep learned frequencies from falling off: positions that skip while training, and constraints."""
     skipping = f"horizon={HORIZON}"
-    encodings = ["rope", "lerope", f"lerope,{skipping}", f"rope,{skipping}", f"lerope,{skipping},horizon_from=0.9"]
+    encodings = ["rope", "lerope", f"lerope,{skipping}", f"rope,{skipping}"]
+    encodings += [f"lerope,{skipping},horizon_from={begin}" for begin in (0.9, 0.8)]
+    encodings.append(f"lerope,{skipping},horizon_from=0.9,horizon_share=1")
     encodings.append(f"results.candidates:Gap,train_length={WINDOW},reach={HORIZON}")
     encodings.append(f"results.candidates:Slowed,train_length={WINDOW},reach={HORIZON}")
     encodings.append(f"results.candidates:WholeTurns,train_length={WINDOW}")
