@@ -92,7 +92,7 @@ def beyond_page(folder: Path) -> str:
 
 
 def _beyond_part(name: str, heading: str, made: list[reach.Row], waiting: list[str]) -> str:
-    lines = [f"## {heading}", "", reach.table(made), ""]
+    lines = [f"## {heading}", "", reach.aims(made), "", reach.table(made), ""]
     if waiting:
         lines += [f"Not measured yet: {', '.join(f'`{label}`' for label in waiting)}.", ""]
     figures = [(BEYOND, reach.TITLE, reach.CAPTION), (beyond.NAME, beyond.TITLE, beyond.CAPTION)]

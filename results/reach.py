@@ -23,6 +23,7 @@ from lerope.report.style import (
     new_figure,
     styled,
 )
+from lerope.report.words import extension
 from lerope.results import Bands, Extrapolation, ExtrapolationBin, Training
 
 KEPT, WORSE = 0.8, 0.02
@@ -41,6 +42,10 @@ CAPTION = (
 )
 
 
+Way = tuple[str, float]
+"""A method of extension and its temperature."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One run of the study."""
@@ -51,8 +56,8 @@ class Row:
     kept: float | None
     beyond: dict[tuple[int, int], float]
     """Perplexity as the model is, by windows."""
-    extended: float
-    """With the best of all extensions, from one window to four."""
+    extended: dict[Way, float]
+    """With each extension, from one window to four."""
     wavelength: float | None
     """In windows."""
     step: float | None
@@ -85,7 +90,7 @@ def rows(text: Archive) -> list[Row]:
                 inside=inside,
                 kept=kept,
                 beyond={windows: _perplexity(result, windows, "none", 0.0) for windows in ((1, 2), (2, 4), (1, 4))},
-                extended=min(_perplexity(result, (1, 4), *way) for way in _ways(result)),
+                extended={way: _perplexity(result, (1, 4), *way) for way in _ways(result)},
                 wavelength=_wavelength(files),
                 step=None if step is None or usual is None else step / usual,
             )
@@ -99,12 +104,35 @@ def waiting(text: Archive, made: list[Row]) -> list[str]:
     return [label for label in labels if label not in {row.label for row in made}]
 
 
+def best(row: Row, *methods: str) -> tuple[Way, float]:
+    """A run's best extension, of these methods or all, and the perplexity with it."""
+    return min(((way, value) for way, value in row.extended.items() if not methods or way[0] in methods),
+               key=lambda pair: pair[1])  # fmt: skip
+
+
+def aims(made: list[Row]) -> str:
+    """What the goal beyond the window comes to, in a sentence; nothing without RoPE."""
+    rope = next((row for row in made if row.method == "rope"), None)
+    if rope is None:
+        return ""
+    (way, least), (yarn, usual) = best(rope), best(rope, "yarn")
+    text = f"RoPE at its best, with {extension(*way)}, comes to {least:.2f} from one window to four: "
+    text += f"the goal is {(1 + WORSE) * least:.2f}."
+    if way != yarn:
+        text += f" With {extension(*yarn)}, it comes to {usual:.2f}: the goal by YaRN is {(1 + WORSE) * usual:.2f}."
+    return text
+
+
 def goal(row: Row, made: list[Row]) -> str:
     """Which of the two conditions a run meets."""
-    best = next((each.extended for each in made if each.method == "rope"), None)
+    rope = next((each for each in made if each.method == "rope"), None)
     inside = row.kept is not None and row.kept >= KEPT
-    outside = best is not None and row.beyond[1, 4] <= (1 + WORSE) * best
-    return "**both**" if inside and outside else "inside" if inside else "outside" if outside else ""
+    outside = rope is not None and row.beyond[1, 4] <= (1 + WORSE) * best(rope)[1]
+    if inside and outside:
+        return "**both**"
+    of_yarn = not outside and rope is not None and row.beyond[1, 4] <= (1 + WORSE) * best(rope, "yarn")[1]
+    met = ["inside"] * inside + ["outside"] * outside + ["outside, by YaRN"] * of_yarn
+    return "; ".join(met)
 
 
 def table(made: list[Row]) -> str:
@@ -115,7 +143,9 @@ def table(made: list[Row]) -> str:
         kept = "" if row.kept is None else f"{row.kept:.0%}"
         wavelength = "" if row.wavelength is None else f"{row.wavelength:.1f}"
         step = "" if row.step is None else f"{row.step:.2f}"
-        cells = [f"`{row.label}`", row.inside, kept, near, far, all_of_it, f"{row.extended:.2f}", wavelength, step]
+        way, extended = best(row)
+        cells = [f"`{row.label}`", row.inside, kept, near, far, all_of_it, f"{extended:.2f}: {extension(*way)}"]
+        cells += [wavelength, step]
         lines.append("| " + " | ".join([*cells, goal(row, made)]) + " |")
     return "\n".join(lines)
 
@@ -125,7 +155,7 @@ def _label(planned: PlannedRun) -> str:
     return name.partition(",")[0] if ":" in planned.encoding else name
 
 
-def _ways(result: Extrapolation) -> list[tuple[str, float]]:
+def _ways(result: Extrapolation) -> list[Way]:
     return list(dict.fromkeys((row["method"], row["temperature"]) for row in result.ways))
 
 
@@ -152,8 +182,9 @@ def _wavelength(files: RunFiles) -> float | None:
 
 
 def _step(files: RunFiles) -> float | None:
+    """Of a GPU; on a CPU other work is in the way."""
     found = files.result(Training)
-    return None if found is None else found.last_start["median_step_seconds"]
+    return None if found is None or files.run.starts[-1].gpu is None else found.last_start["median_step_seconds"]
 
 
 @styled
@@ -165,9 +196,9 @@ def draw(text: Archive) -> Any:
     if "rope" not in scored or len(scored) < 2:
         raise Missing("RoPE and another are needed", "lerope ladder results/laptop.py:horizon")
     rope, train = scored["rope"], scored["rope"].settings["train_length"]
-    best = min(_ways(rope), key=lambda way: _perplexity(rope, (1, 4), *way))
+    least = min(_ways(rope), key=lambda way: _perplexity(rope, (1, 4), *way))
     own = {row["start"]: row["loss"] for row in curve(rope, "none", 0.0)}
-    target = {row["start"]: row["loss"] if row["start"] >= train else own[row["start"]] for row in curve(rope, *best)}
+    target = {row["start"]: row["loss"] if row["start"] >= train else own[row["start"]] for row in curve(rope, *least)}
     figure = new_figure(PAGE, 3.0)
     axes = figure.subplots()
     for label, result in scored.items():

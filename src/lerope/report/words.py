@@ -57,6 +57,11 @@ def asked(needle: Needle) -> str:
     )
 
 
+def extension(method: str, temperature: float) -> str:
+    """How frequencies adapt to long texts."""
+    return _WAYS[method] + (f", c = {temperature:g}" if temperature else "")
+
+
 def title(result: Result) -> str:
     """What a result is about."""
     if isinstance(result, Evaluation):
