@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -45,7 +46,11 @@ class Signals:
     def _on(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.received == signal.SIGINT:
             raise KeyboardInterrupt
-        if number == signal.SIGINT and self.received is None and os.environ.get("RANK", "0") == "0":
-            # The next safe moment may be minutes away. Printing inside a signal handler can fail; this cannot.
-            os.write(2, b"\nstopping as soon as the work is safe; Ctrl-C once more stops at once and saves no more\n")
-        self.received = self.received or number
+        is_first, self.received = self.received is None, self.received or number
+        if number == signal.SIGINT and is_first and os.environ.get("RANK", "0") == "0":
+            # The next safe moment may be minutes away. Inside a signal handler print can fail, and this only where
+            # nobody is left to read it: Ctrl-C also ends `tee`.
+            with suppress(OSError):
+                os.write(
+                    2, b"\nstopping as soon as the work is safe; Ctrl-C once more stops at once and saves no more\n"
+                )
