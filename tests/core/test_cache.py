@@ -21,12 +21,18 @@ def start(tmp_path):
     (tmp_path / "site" / "large").mkdir(parents=True)
     (tmp_path / "site" / "large" / "__init__.py").write_text("number = 1\n")
 
-    def run(**variables: str) -> list[str]:
+    def run(before: str = "", **variables: str | None) -> list[str]:
         usual = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
         paths = os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)])
-        environment = {**usual, "PYTHONPATH": paths, "XDG_CACHE_HOME": str(tmp_path / "cache"), **variables}
+        given = {**usual, "PYTHONPATH": paths, "XDG_CACHE_HOME": str(tmp_path / "cache"), **variables}
+        environment = {name: value for name, value in given.items() if value is not None}
         done = subprocess.run(
-            [sys.executable, "-c", START], capture_output=True, text=True, env=environment, check=True, timeout=60
+            [sys.executable, "-c", before + START],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=True,
+            timeout=60,
         )
         return done.stdout.split()
 
@@ -56,3 +62,9 @@ def test_python_s_own_place_and_the_user_s_choice_stay(start, tmp_path):
 def test_a_cache_folder_that_cannot_be_made_is_done_without(start, tmp_path):
     (tmp_path / "file").write_text("")
     assert start(PYTHONDONTWRITEBYTECODE="1", XDG_CACHE_HOME=str(tmp_path / "file"))[1:] == ["None", "1"]
+
+
+def test_a_user_without_a_home_folder_does_without(start):
+    """Containers run as users that no passwd knows; Python then finds no home folder."""
+    unknown = "import pwd; pwd.getpwuid = lambda number: {}[number]"
+    assert start(unknown, PYTHONDONTWRITEBYTECODE="1", HOME=None, XDG_CACHE_HOME=None)[1:] == ["None", "1"]

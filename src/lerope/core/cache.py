@@ -24,10 +24,10 @@ def keep_bytecode(package: str = "torch") -> None:
     is_kept = not sys.dont_write_bytecode and os.access(compiled.parents[1], os.W_OK)
     if compiled.exists() or is_kept:
         return
-    folder = cache_folder() / "bytecode"
     try:
+        folder = cache_folder() / "bytecode"
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
+    except (OSError, RuntimeError):  # no place, or no home folder
         return  # then it takes as long as it did
     sys.pycache_prefix, sys.dont_write_bytecode = str(folder), False
     # For processes that this one starts, such as compilers.
