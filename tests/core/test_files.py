@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from lerope.core.files import (
     read_json,
     read_lines,
     read_signed,
+    staged,
     whole,
     write_json,
     write_signed,
@@ -158,7 +160,18 @@ def test_others_may_read_what_a_library_wrote_for_its_user_alone(tmp_path):
             file = partial / "file" if "/" in name else partial
             file.parent.mkdir(exist_ok=True)
             file.touch(0o600)
-        assert (tmp_path / name).stat().st_mode == (tmp_path / "usual").stat().st_mode
+    with staged(tmp_path / "staged", last="file") as partial:
+        (partial / "file").touch(0o600)
+    for name in ("file", "folder/file", "staged/file"):
+        assert (tmp_path / name).stat().st_mode == (tmp_path / "usual").stat().st_mode, name
+
+
+def test_what_a_folder_s_defaults_allow_stays_allowed(tmp_path):
+    """Shared folders of a group have access lists of their own, which new files inherit in place of the umask."""
+    with whole(tmp_path / "file") as partial:
+        partial.touch()
+        partial.chmod(0o660)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o660
 
 
 def test_a_folder_takes_the_place_of_another_whole(tmp_path):

@@ -23,6 +23,8 @@ SignedKind = TypeVar("SignedKind", bound="Signed")
 
 # The ending of a folder's name while another takes its place.
 _REPLACED = ".replaced"
+# What safetensors gives its files, whatever the user's settings and the folder's. Others are as these want them.
+_PRIVATE = 0o600
 
 
 def sha256_of(path: Path) -> str:
@@ -51,9 +53,7 @@ def put(partial: Path, path: Path) -> None:
     A folder cannot replace another in one step: a crash just then leaves the old one beside it, as `.NAME.replaced`.
     """
     for each in (*(partial.rglob("*") if partial.is_dir() else ()), partial):
-        if each.is_file():
-            each.chmod(_usual_mode())  # safetensors makes files that nobody else may read
-        _sync(each)
+        _settle(each)
     aside = path.with_name(f".{path.name}{_REPLACED}")
     if partial.is_dir() and path.is_dir():
         remove(aside)
@@ -61,14 +61,6 @@ def put(partial: Path, path: Path) -> None:
     partial.replace(path)
     _sync(path.parent)
     remove(aside)
-
-
-@cache
-def _usual_mode() -> int:
-    """Who may do what with a new file, by this user's settings."""
-    umask = os.umask(0o022)
-    os.umask(umask)
-    return 0o666 & ~umask
 
 
 @contextmanager
@@ -89,7 +81,7 @@ def staged(folder: Path, last: str, replaces: str = "") -> Iterator[Path]:
         yield partial
         files = [path for path in partial.rglob("*") if path.is_file()]
         for path in files:
-            _sync(path)
+            _settle(path)
         if (partial / last).is_file():
             (folder / last).unlink(missing_ok=True)
         if any(re.fullmatch(replaces, path.name) for path in partial.iterdir()):
@@ -239,6 +231,21 @@ def differences(old: Any, new: Any, field: str = "") -> Iterator[tuple[str, Any,
             yield from differences(one, other, f"{field}[{number}]")
     elif old != new:
         yield field, old, new
+
+
+def _settle(path: Path) -> None:
+    """Waits until a file or folder has reached the disk, and opens what safetensors made for its user alone."""
+    if path.is_file() and stat.S_IMODE(path.stat().st_mode) == _PRIVATE:
+        path.chmod(_usual_mode())
+    _sync(path)
+
+
+@cache
+def _usual_mode() -> int:
+    """Who may do what with a new file, by this user's settings."""
+    umask = os.umask(0o022)
+    os.umask(umask)
+    return 0o666 & ~umask
 
 
 def _sync(path: Path) -> None:
