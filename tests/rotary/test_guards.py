@@ -171,6 +171,15 @@ def test_check_gradients_guesses_inputs_whatever_is_defined_first():
     assert lerope.check_gradients(HeadFirst())
 
 
+def test_check_gradients_is_silent_where_there_are_several_gpus(monkeypatch):
+    """Torch warns, at length, where `fork_rng` is not told whose random state to keep."""
+    kept, fork_rng = [], torch.random.fork_rng
+    monkeypatch.setattr("torch.accelerator.device_count", lambda: 4)
+    monkeypatch.setattr("torch.random.fork_rng", lambda devices=None: kept.append(devices) or fork_rng(devices=[]))
+    assert lerope.check_gradients(LanguageModel())
+    assert set(kept) == {range(4)}
+
+
 def test_check_gradients_after_a_backward_of_your_own():
     for attention, sound in ((Attention, True), (Detached, False)):
         model = LanguageModel(attention)

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -182,7 +182,7 @@ def _compare(name: str, parameter: Tensor, objective: Callable[[], Tensor]) -> N
 
 def _objective(model: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """A fixed random projection of all outputs, summed in float64."""
-    with torch.random.fork_rng():
+    with _random_state_kept():
         torch.manual_seed(0)
         try:
             output = model(*inputs, **kwargs)
@@ -214,10 +214,15 @@ def _probe(model: nn.Module) -> Tensor:
         raise ValueError("model has no embedding or linear layer to guess inputs from; pass them to check_gradients.")
     first, *others = guesses.values()
     for guess in (first, *others) if others else ():
-        with torch.no_grad(), torch.random.fork_rng(), suppress(Exception):
+        with torch.no_grad(), _random_state_kept(), suppress(Exception):
             model(guess)
             return guess
     return first
+
+
+def _random_state_kept() -> AbstractContextManager[None]:
+    """Of all devices, named one by one: where there are several, torch warns if they are not."""
+    return torch.random.fork_rng(devices=range(torch.accelerator.device_count()))
 
 
 def _plain(tensor: Tensor) -> Tensor:
