@@ -1,10 +1,12 @@
 """lerope export and lerope verify, as a user calls them."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from lerope.cli.main import main
+from lerope.interop.environments import ENGINES
 from lerope.results import Verification
 from tests.interop.trained import trained
 
@@ -42,6 +44,21 @@ def test_a_disagreement_is_exit_code_1(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["kind"] == "verification"
     assert call("verify", out, "--num-tokens", 2) == 1
     assert "Not the same model in " in capsys.readouterr().out
+
+
+def test_an_engine_that_cannot_run_a_model_is_not_said_to_compute_another(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "served"
+    assert call("export", trained(), out) == 0
+
+    def fails(*given):
+        raise RuntimeError("no memory")
+
+    broken = tuple(replace(engine, run=fails) for engine in ENGINES if engine.package == "transformers")
+    monkeypatch.setattr("lerope.interop.verify.ENGINES", broken)
+    assert call("verify", out, "--num-tokens", 2) == 1
+    shown = capsys.readouterr().out
+    assert "Could not be run in transformers 5." in shown
+    assert "Not the same model" not in shown
 
 
 def test_gelu_is_exported_with_a_note(tmp_path, capsys):

@@ -52,11 +52,22 @@ def verify(
     found = carry_out(directory, run=run, prompt=text, num_tokens=num_tokens, environments=engines)
     if out is not None:
         found.save(out)
-    wrong = [table["engine"] for table in found.tables if table["agrees"] is False]
-    wrong += [ran["engine"] for ran in found.runs if ran["verdict"] not in (None, "agrees")]
-    print(json.dumps(found.as_dict(), indent=1)) if json_ else _show(found, list(dict.fromkeys(wrong)))
+    wrong = _wrong(found)
+    print(json.dumps(found.as_dict(), indent=1)) if json_ else _show(found, wrong)
     if wrong:
         sys.exit(1)
+
+
+def _wrong(found: "Verification") -> list[str]:
+    """What is wrong, in a sentence for each kind."""
+    from lerope.interop.tried import known_as
+
+    runs = [(known_as(ran["engine"], ran["version"] or ""), ran["verdict"]) for ran in found.runs]
+    other = [table["engine"] for table in found.tables if table["agrees"] is False]
+    other += [engine for engine, verdict in runs if verdict in ("differs", "ignores the factors")]
+    stuck = [engine for engine, verdict in runs if verdict == "cannot run"]
+    sentences = [f"Not the same model in {', '.join(dict.fromkeys(other))}: do not serve it there."] * bool(other)
+    return sentences + [f"Could not be run in {', '.join(dict.fromkeys(stuck))}."] * bool(stuck)
 
 
 def _show(found: "Verification", wrong: list[str]) -> None:
@@ -85,8 +96,7 @@ def _show(found: "Verification", wrong: list[str]) -> None:
         verdict = ": ".join(part for part in (ran["verdict"], ran["note"]) if part)
         table.add_row(ran["engine"], ran["version"] or "", error, same, verdict)
     console.print(table)
-    differ = f"Not the same model in {', '.join(wrong)}: do not serve it there."
-    console.print(differ if wrong else "Everything that was computed here agrees.")
+    console.print(" ".join(wrong) or "Everything that was computed here agrees.")
 
 
 COMMAND = verify
