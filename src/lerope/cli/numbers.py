@@ -12,29 +12,36 @@ _KINDS = {int: "a whole number", float: "a number"}
 
 @NUMBERS.primitive_rule
 def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """For `int`, `float`, and either of them or None."""
+    """For `int`, `float`, tuples of any number of either, and any of these or None."""
     kinds = get_args(info.type) if get_origin(info.type) in (Union, types.UnionType) else (info.type,)
     optional = type(None) in kinds
     kinds = tuple(kind for kind in kinds if kind is not type(None))
-    if len(kinds) != 1 or kinds[0] not in _KINDS:
+    if len(kinds) != 1:
         return None
-    kind = kinds[0]
+    several = get_origin(kinds[0]) is tuple and get_args(kinds[0])[1:] == (Ellipsis,)
+    kind = get_args(kinds[0])[0] if several else kinds[0]
+    if kind not in _KINDS:
+        return None
+    name = kind.__name__.upper()
     return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=kind.__name__.upper(),
-        instance_from_str=_reader(kind, optional),
-        is_instance=lambda value: isinstance(value, kind) or (optional and value is None),
-        str_from_instance=lambda value: [str(value)],
+        nargs="*" if several else 1,
+        metavar=f"[{name} [{name} ...]]" if several else name,
+        instance_from_str=_reader(kind, several, optional),
+        is_instance=lambda value: isinstance(value, tuple if several else kind) or (optional and value is None),
+        str_from_instance=lambda value: list(map(str, value)) if isinstance(value, tuple) else [str(value)],
     )
 
 
-def _reader(kind: type[int] | type[float], optional: bool) -> Callable[[list[str]], Any]:
+def _reader(kind: type[int] | type[float], several: bool, optional: bool) -> Callable[[list[str]], Any]:
+    def number(text: str) -> int | float:
+        try:
+            return kind(text)
+        except ValueError:
+            raise ValueError(f"{'each' if several else 'it'} must be {_KINDS[kind]}; got {text!r}.") from None
+
     def read(given: list[str]) -> Any:
         if optional and given == ["None"]:
             return None
-        try:
-            return kind(given[0])
-        except ValueError:
-            raise ValueError(f"it must be {_KINDS[kind]}; got {given[0]!r}.") from None
+        return tuple(map(number, given)) if several else number(given[0])
 
     return read
