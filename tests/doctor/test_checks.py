@@ -440,10 +440,11 @@ def test_this_gpu_is_sound(run):
     assert found["rotary, fused"]["status"] == found["torch.compile"]["status"] == "ok"
 
 
-def test_a_fix_is_printed_once(monkeypatch, capsys):
-    found = [{"status": "missing", "name": name, "note": "for text", "fix": "pip install it"} for name in ("a", "b")]
+def test_a_fix_is_printed_once_where_no_other_stands_between(monkeypatch, capsys):
+    fixes = {"a": "pip install it", "b": "", "c": "pip install it", "d": "unset THIS", "e": "pip install it"}
+    found = [{"status": "missing", "name": name, "note": f"for {name}", "fix": fix} for name, fix in fixes.items()]
     monkeypatch.setattr("lerope.cli.doctor.examine", lambda trying: iter(found))
     main(["doctor"])
     text = capsys.readouterr().out
-    assert text.count("pip install it") == 1
-    assert "for text; the same" in text
+    for said in ("for a; pip install it", "for c; the same", "for d; unset THIS", "for e; pip install it"):
+        assert f"{said}\n" in text

@@ -35,7 +35,8 @@ def doctor(*, json_: Annotated[bool, arg(name="json")] = False) -> None:
         warnings.simplefilter("ignore")
         for finding in examine(lambda name: console.status(f"trying {name}")):
             if not json_:
-                _show(console, finding, any(finding["fix"] == earlier["fix"] for earlier in findings))
+                named = next((earlier["fix"] for earlier in reversed(findings) if earlier["fix"]), "")
+                _show(console, finding, finding["fix"] == named)
             findings.append(finding)
     if json_:
         found = Diagnosis(settings={}, provenance=provenance(), findings=findings)
@@ -47,7 +48,7 @@ def doctor(*, json_: Annotated[bool, arg(name="json")] = False) -> None:
 
 
 def _show(console: Console, finding: Finding, repeated: bool) -> None:
-    """One line of the table, immediately: the next may take seconds. A fix that was named is not named again."""
+    """One line of the table, immediately: the next may take seconds. The fix that was named last is not named again."""
     row = Table.grid(padding=(0, 2))
     row.add_column(width=7, style=_COLOURS[finding["status"]])
     row.add_column(width=17)
