@@ -2,16 +2,12 @@
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-)
+from transformers import AutoModelForCausalLM
 
 import lerope
 from lerope.interop.huggingface import rotary_of
 from lerope.rotary.optim import frequency_parameters
-from tests.interop.toys import FAMILIES, MAIN, adam, logits, make, tokens
-
-OTHERS = sorted(set(FAMILIES) - set(MAIN))
+from tests.interop.toys import adam, logits, make, tokens
 
 
 def test_peft_trains_the_frequencies_and_its_adapters_alone(tmp_path):

@@ -4,17 +4,13 @@ import pytest
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from transformers import (
-    AutoModelForCausalLM,
-)
+from transformers import AutoModelForCausalLM
 
 import lerope
 from lerope.interop.huggingface import rotary_of
 from lerope.rotary.optim import frequency_parameters
 from tests.interop.toys import EVERY, FAMILIES, MAIN, SCALINGS, gradients, logits, make, make_any, scaled, shake, tokens
 from tests.ranks import run_ranks
-
-OTHERS = sorted(set(FAMILIES) - set(MAIN))
 
 
 def plain_rotary(model, alphas):

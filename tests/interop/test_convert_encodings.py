@@ -5,17 +5,13 @@ import math
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-)
+from transformers import AutoModelForCausalLM
 
 import lerope
 from lerope.interop.huggingface import rotary_of
 from lerope.rotary.optim import frequency_parameters
-from tests.interop.toys import FAMILIES, MAIN, adam, gradients, logits, make, scaled, shake, train
+from tests.interop.toys import adam, gradients, logits, make, scaled, shake, train
 from tests.made_presets import save_preset
-
-OTHERS = sorted(set(FAMILIES) - set(MAIN))
 
 
 def test_frozen_and_the_frequencies_of_a_file(tmp_path):

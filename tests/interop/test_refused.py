@@ -19,15 +19,11 @@ from transformers import (
 import lerope
 from lerope.interop.huggingface import rotary_of
 from tests.interop.toys import (
-    FAMILIES,
-    MAIN,
     gpt2,
     logits,
     make,
     shake,
 )
-
-OTHERS = sorted(set(FAMILIES) - set(MAIN))
 
 
 def qwen2_vl():

@@ -22,7 +22,6 @@ from lerope.interop import huggingface
 from lerope.interop.huggingface import rotary_of
 from tests.interop.toys import (
     FAMILIES,
-    MAIN,
     SCALINGS,
     SHAPE,
     adam,
@@ -33,8 +32,6 @@ from tests.interop.toys import (
     tokens,
     train,
 )
-
-OTHERS = sorted(set(FAMILIES) - set(MAIN))
 
 
 @pytest.mark.parametrize("case", [*FAMILIES, "linear", "direct"])

@@ -67,9 +67,9 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def listed(names: Sequence[str], most: int = 2) -> str:
-    """Names in words; of many the first, and how many more."""
-    return ", ".join(names) if len(names) <= most else f"{names[0]} and {len(names) - 1} more"
+def listed(names: Sequence[str]) -> str:
+    """Names in words; of three and more the first, and how many more."""
+    return ", ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more"
 
 
 def readable(value: float) -> str:
