@@ -200,7 +200,9 @@ def _load(kind: str, folder: Path, **options: Any) -> Any:
     try:
         import transformers
     except ImportError:
-        raise ValueError(f"{folder} is a Hugging Face model, which needs transformers; run {install('hf')}.") from None
+        raise ValueError(
+            f"{folder} is a Hugging Face model, which needs transformers; run {install('hf', 'transformers')}."
+        ) from None
     try:
         return getattr(transformers, kind).from_pretrained(folder, local_files_only=True, **options)
     except (OSError, ValueError, KeyError, ImportError) as error:

@@ -24,7 +24,7 @@ def find_rotary(model: Any) -> tuple[str, nn.Module]:
     try:
         from transformers import PreTrainedModel
     except ImportError:
-        raise ValueError(f"lerope.convert needs the package transformers: {install('hf')}.") from None
+        raise ValueError(f"lerope.convert needs the package transformers: {install('hf', 'transformers')}.") from None
     if not isinstance(model, PreTrainedModel):
         hint = "convert the model inside before wrapping it" if hasattr(model, "modules") else "load one first"
         raise ValueError(f"model must be a transformers model, {hint}; got {type(model).__name__}.")

@@ -144,7 +144,9 @@ def _build(pieces: Pieces) -> Any:
     try:
         from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
     except ImportError:
-        raise ValueError(f"A tokenizer for transformers needs the package tokenizers: {install('hf')}.") from None
+        raise ValueError(
+            f"A tokenizer for transformers needs the package tokenizers: {install('hf', 'transformers')}."
+        ) from None
     vocab = {piece: token for token, piece in enumerate(pieces.pieces)}
     unknown, bos = pieces.pieces[pieces.unknown], pieces.pieces[pieces.bos]
     in_bytes = BYTE in pieces.types
