@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from lerope.core.recipe import CHANGES
 from lerope.core.run import read_run
 from lerope.launch import rates
 from lerope.launch.cost import run_costs
+from lerope.launch.progress import status
 from lerope.launch.recipes import STUDIES, study_named
 from lerope.launch.small import in_small
 from lerope.launch.study import (
@@ -211,9 +213,10 @@ def test_what_cannot_be_a_study():
     late = PlannedRun(rung="52M", encoding="frozen", after="52M-lerope-42")
     with pytest.raises(ValueError, match="needs 52M-lerope-42, which must be an earlier run"):
         Study(name="s", sentence="?", runs=[late, *grid(["52M"], ["lerope"])])
-    for bad in ({"encoding": "frozen"}, {"encoding": "rope", "after": "x"}):
-        with pytest.raises(ValueError, match=r"after must name a run .*'frozen'"):
-            PlannedRun(rung="52M", **bad)
+    with pytest.raises(ValueError, match=r"after must name a run .*'frozen'"):
+        PlannedRun(rung="52M", encoding="frozen")
+    with pytest.raises(ValueError, match=r"changes has start_from 'runs/x'; name a run of the study with after"):
+        PlannedRun(rung="52M", encoding="lerope", changes={"start_from": "runs/x"})
     with pytest.raises(ValueError, match=r"changes must be what `lerope train` takes: steps, .*; got 'eps'"):
         PlannedRun(rung="52M", encoding="rope", changes={"eps": 1e-6})
 
@@ -240,6 +243,31 @@ def test_every_study_trains(name, data, tmp_path, tiny_demo):
         )
         assert learned == used
         lerope(["eval", str(tmp_path / study.runs[-1].name)])
+
+
+def test_a_run_that_starts_from_another_of_its_study(data, tmp_path, tiny_demo):
+    """Also in a folder that was moved, and not where the other was trained again."""
+    small = {"steps": 2, "row_length": 32, "batch_tokens": 64, "vocab_size": 50, "validation_tokens": 300}
+    first = PlannedRun(rung="demo", encoding="lerope", changes=small)
+    longer = PlannedRun(
+        rung="demo",
+        encoding="lerope",
+        after=first.name,
+        changes={**small, "row_length": 64, "learn": "rotation"},
+    )
+    assert longer.name == "demo-lerope-42-from-demo-lerope-42-64"
+    study = Study(name="s", sentence="?", runs=[first, longer])
+    out = tmp_path / "out"
+    for run in study.runs:
+        lerope(run.commands(data, out)[0])
+    assert read_run(out / longer.name).recipe.start_from == str(out / first.name)
+    out = out.rename(tmp_path / "moved")
+    assert [status(run, out).state for run in study.runs] == ["trained", "trained"]
+    again = replace(first, seed=43, called=first.name)
+    lerope(["train", *again.commands(data, tmp_path / "again")[0][1:]])
+    shutil.rmtree(out / first.name)
+    (tmp_path / "again" / first.name).rename(out / first.name)
+    assert "its weights are not those of" in str(status(longer, out))
 
 
 def test_options_and_rates_reach_every_run_they_are_for():

@@ -11,7 +11,7 @@ import tyro
 from lerope.cli.stopping import leave
 from lerope.core.ladder import Activation
 from lerope.core.ladder import rung as rung_of
-from lerope.core.recipe import Precision, Schedule, Setup, recipe
+from lerope.core.recipe import Learn, Precision, Schedule, Setup, recipe
 
 Whole = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
 Number = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
@@ -53,6 +53,10 @@ class Changes:
     """gelu as in the paper, or relu2, which serving engines can run; by default gelu."""
     head_dim: Whole = None
     """Dimensions of a head, in a model of the rung's width; by default 64."""
+    start_from: Annotated[str | None, tyro.conf.arg(metavar="RUN", help_behavior_hint="")] = None
+    """A finished run to start from: its weights, and where frequencies are learned its frequencies."""
+    learn: Annotated[Learn | None, tyro.conf.arg(help_behavior_hint="")] = None
+    """With --start-from, rotation changes frequencies and the gains of QK-norm alone; by default everything learns."""
 
     def given(self, precision: Precision, data: Path) -> dict[str, Any]:
         """Those that were given; otherwise this precision, and the data's vocabulary."""
@@ -77,6 +81,9 @@ def train(
     Example: lerope train 52M --encoding lerope --data data/my-text --seed 42
 
     On all GPUs of a machine: torchrun --nproc-per-node=8 -m lerope train 217M --data data/my-text
+
+    For longer texts, 32 frequencies and gains learn on, and nothing else: lerope train 52M --data data/my-text
+    --start-from runs/52M-lerope-42 --learn rotation --row-length 8192 --steps 200
 
     Args:
         rung: demo, 19M, 52M, 217M, 608M, 1.34B or 2.52B.

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 from lerope.core.checks import check_choice, check_count, check_number
@@ -12,6 +13,7 @@ Attention = Literal["auto", "sdpa", "flex", "varlen", "flash4"]
 Compile = Literal["auto", "yes", "no"]
 Graph = Literal["auto", "yes", "no"]
 Kernel = Literal["auto", "triton", "reference"]
+Learn = Literal["rotation"]
 Parallel = Literal["ddp", "fsdp", "hybrid"]
 Precision = Literal["bf16", "float32"]
 RowOrder = Literal["shuffled", "documents"]
@@ -56,6 +58,10 @@ class Recipe:
     row_order: RowOrder
     """The order of rows in an epoch. Runs of the first version had them in document order, which is no longer
     trained."""
+    start_from: str | None = None
+    """The finished run whose weights it starts from, in place of weights drawn from the seed."""
+    learn: Learn | None = None
+    """What changes: everything, or only the rotation, which is frequencies and the gains of QK-norm."""
 
     def __post_init__(self) -> None:
         counts = ("row_length", "batch_tokens", "steps", "validation_tokens")
@@ -64,6 +70,10 @@ class Recipe:
         check_choice("schedule", self.schedule, Schedule)
         check_choice("precision", self.precision, Precision)
         check_choice("row_order", self.row_order, RowOrder)
+        if self.learn is not None:
+            check_choice("learn", self.learn, Learn)
+            if self.start_from is None:
+                raise ValueError(f"learn={self.learn!r} needs a run to start from, because random weights must learn.")
         for field in ("learning_rate", "frequency_learning_rate", "max_norm", "frequency_max_norm", "eps"):
             if not check_number(field, getattr(self, field)) > 0:
                 raise ValueError(f"{field} must be positive; got {getattr(self, field)!r}.")
@@ -102,8 +112,11 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """The name of a run directory: rung, encoding, seed."""
-        return "-".join([self.rung, self.spec.name, str(self.seed)])
+        """The name of a run directory: rung, encoding, seed, and where the run starts from another one."""
+        parts = [self.rung, self.spec.name, str(self.seed)]
+        if self.start_from is not None:
+            parts += ["from", Path(self.start_from).name, str(self.row_length)]
+        return "-".join(parts)
 
     @property
     def batch_rows(self) -> int:
@@ -186,6 +199,8 @@ CHANGES = (
     "vocab_size",
     "activation",
     "head_dim",
+    "start_from",
+    "learn",
 )
 """What `lerope train` takes as options and a study may change."""
 

@@ -48,6 +48,15 @@ class Identity:
     """The fingerprint of the corpus."""
     initial_frequencies: str
     """The fingerprint of the encoding's initial frequencies."""
+    initial_weights: str | None = None
+    """The SHA-256 of the weights that the run starts from; None where they follow from the seed."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, as it was before runs could start from others, unless this one does."""
+        content = asdict(self)
+        if self.initial_weights is None:
+            del content["initial_weights"], content["recipe"]["start_from"], content["recipe"]["learn"]
+        return content
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,12 +138,12 @@ class Run:
     def label(self) -> dict[str, Any]:
         """What a result file says about its run."""
         # Through JSON and back, so that it equals what a file says.
-        return {"name": self.name, "created": self.created, **json.loads(json.dumps(asdict(self.identity)))}
+        return {"name": self.name, "created": self.created, **json.loads(json.dumps(self.identity.as_dict()))}
 
     @property
     def digest(self) -> str:
         """A hash that identifies this training, wherever its folder is."""
-        return hashlib.sha256(json.dumps([self.created, asdict(self.identity)]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([self.created, self.identity.as_dict()]).encode()).hexdigest()
 
     def check_model(self, *names: str) -> None:
         """Raises unless these model files are the ones training ended with."""

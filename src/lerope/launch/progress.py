@@ -4,11 +4,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from lerope.core.encoding import FROZEN
 from lerope.core.files import differences, parse_object
 from lerope.core.locks import is_locked
-from lerope.core.run import METRICS, RESULTS, RUN, Run, read_run
+from lerope.core.run import CONFIG, METRICS, MODEL, RESULTS, RUN, Run, read_run
 from lerope.launch.measured import is_measured
 from lerope.launch.study import PlannedRun
+from lerope.model.saved import read_config
 from lerope.model.spec import build_encoding
 
 State = Literal["waiting", "running", "stopped", "trained", "finished", "different", "damaged"]
@@ -87,7 +89,7 @@ def difference(run: PlannedRun, out: Path, found: Run, data: str | None) -> str 
     planned = replace(run, changes={"vocab_size": found.recipe.model.vocab_size, **run.changes}).recipe(out)
     free = {"precision"} - run.changes.keys()
     if run.after is not None:
-        free.add("encoding")
+        free |= {"encoding"} if run.encoding == FROZEN else {"start_from"}
     old, new = (
         {field: value for field, value in asdict(recipe).items() if field not in free}
         for recipe in (found.recipe, planned)
@@ -98,10 +100,15 @@ def difference(run: PlannedRun, out: Path, found: Run, data: str | None) -> str 
         return (
             f"{found.path} has a different run: its data has another fingerprint; use another --out, or its own --data."
         )
-    if run.after is not None and Path(run.spec(out)).exists():
+    if run.encoding == FROZEN and Path(run.spec(out)).exists():
         frequencies = build_encoding(run.spec(out), planned.model, planned.row_length).artifact().fingerprint()
         if found.identity.initial_frequencies != frequencies:
             return f"{found.path} has a different run: its frequencies are not those of {run.after}; use another --out."
+    source = None if planned.start_from is None else Path(planned.start_from) / MODEL
+    if source is not None and (source / CONFIG).is_file():
+        weights = read_config(source).weights_sha256
+        if found.identity.initial_weights != weights:
+            return f"{found.path} has a different run: its weights are not those of {run.after}; use another --out."
     return None
 
 

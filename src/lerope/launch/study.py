@@ -34,7 +34,8 @@ class PlannedRun:
     suffix: str = ""
     """What distinguishes this run's name from others of the same rung, encoding and seed."""
     after: str | None = None
-    """The name of an earlier run of the study whose model/frequencies.json this one uses."""
+    """The name of an earlier run of the study: a frozen encoding has its frequencies, any other starts from all of its
+    weights."""
     measure: tuple[Command, ...] = (("eval",),)
     called: str = ""
     """A name of its own, in place of the one by rung, encoding and seed."""
@@ -46,10 +47,11 @@ class PlannedRun:
                 raise ValueError("measure must be commands with their arguments; got one without words.")
         if "/" in self.suffix:
             raise ValueError(f"suffix must be part of a folder's name, without a slash; got {self.suffix!r}.")
-        if (self.encoding == FROZEN) != (self.after is not None):
+        if self.encoding == FROZEN and self.after is None:
+            raise ValueError(f"after must name a run where the encoding is {FROZEN!r}; got none.")
+        if "start_from" in self.changes:
             raise ValueError(
-                f"after must name a run if and only if the encoding is {FROZEN!r}; got {self.after!r} with "
-                f"{self.encoding!r}."
+                f"changes has start_from {self.changes['start_from']!r}; name a run of the study with after."
             )
         for name in self.changes:
             if name not in CHANGES:
@@ -63,17 +65,24 @@ class PlannedRun:
 
     def recipe(self, out: Path) -> Recipe:
         """The full recipe, for a study in the folder `out`."""
-        return recipe(self.rung, self.spec(out), self.seed, **self.changes)
+        return recipe(self.rung, self.spec(out), self.seed, **{**self._start(out), **self.changes})
 
     def spec(self, out: Path) -> str:
         """What `--encoding` takes; a file by its absolute path, so that it is the same however `out` is spelled."""
-        return self.encoding if self.after is None else str(out.resolve() / self.after / "model" / "frequencies.json")
+        if self.encoding != FROZEN or self.after is None:
+            return self.encoding
+        return str(out.resolve() / self.after / "model" / "frequencies.json")
+
+    def _start(self, out: Path) -> dict[str, Any]:
+        """The run whose weights this one starts from, as a field of the recipe."""
+        starts = self.encoding != FROZEN and self.after is not None
+        return {"start_from": str(out.resolve() / str(self.after))} if starts else {}
 
     def commands(self, data: Path, out: Path) -> list[list[str]]:
         """Arguments of `lerope` to train and measure this run."""
         folder = str(out / self.name)
         train = ["train", self.rung, "--data", str(data), "--encoding", self.spec(out), "--seed", str(self.seed)]
-        for name, value in self.changes.items():
+        for name, value in {**self._start(out), **self.changes}.items():
             train += [f"--{name.replace('_', '-')}", str(value)]
         return [[*train, "--out", folder], *([name, folder, *rest] for name, *rest in self.measure)]
 

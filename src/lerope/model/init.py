@@ -34,6 +34,14 @@ def init_weights(model: Transformer, seed: int) -> None:
     model.encoding.reset_parameters()
 
 
+@torch.no_grad()
+def set_weights(model: Transformer, weights: dict[str, Tensor]) -> None:
+    """Gives a model, in shards or not, whole weights by name; its encoding stays as it is."""
+    for name, parameter in model.named_parameters():
+        if not name.startswith("encoding."):
+            assign(parameter, weights[name])
+
+
 def _fill(weight: Tensor, seed: int, name: str, std: float) -> None:
     """Draws the whole float32 tensor on the CPU from a stream of its own, then keeps this rank's part of it."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()

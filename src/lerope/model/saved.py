@@ -73,8 +73,8 @@ def read_config(folder: Path) -> SavedConfig:
     return read_json(folder / CONFIG, SavedConfig, _FIX)
 
 
-def load_model(directory: str | os.PathLike[str], encoding: str | None = None) -> Transformer:
-    """A saved model on the CPU with its frequencies fixed, or with an encoding to continue learning (see `spec`).
+def read_model(directory: str | os.PathLike[str]) -> tuple[Path, SavedConfig, dict[str, Tensor]]:
+    """The folder of a saved model, its config and its weights, checked against their hashes.
 
     Args:
         directory: a run's directory, or the `model` folder in it.
@@ -93,6 +93,16 @@ def load_model(directory: str | os.PathLike[str], encoding: str | None = None) -
         weights = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder} does not hold a complete model ({error}); {_FIX}.") from None
+    return folder, saved, weights
+
+
+def load_model(directory: str | os.PathLike[str], encoding: str | None = None) -> Transformer:
+    """A saved model on the CPU with its frequencies fixed, or with an encoding to continue learning (see `spec`).
+
+    Args:
+        directory: a run's directory, or the `model` folder in it.
+    """
+    folder, saved, weights = read_model(directory)
     if encoding is None:
         chosen = FrozenRoPE.load(folder / FREQUENCIES)
         weights = {name: value for name, value in weights.items() if not name.startswith("encoding.")}

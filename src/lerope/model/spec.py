@@ -15,8 +15,12 @@ from lerope.rotary.preset import load_preset
 CLASSES: dict[str, type[Encoding]] = {"nope": NoPE, "rope": RoPE, "prope": PRoPE, "lerope": LeRoPE}
 
 
-def build_encoding(text: str, config: ModelConfig, train_length: int | None = None) -> Encoding:
+def build_encoding(
+    text: str, config: ModelConfig, train_length: int | None = None, start: Encoding | None = None
+) -> Encoding:
     """The encoding that a text names, for a model of this shape, and where it is a preset for rows of this length.
+
+    Learned frequencies start from those of `start`, unless the text says where they start.
 
     An encoding of your own is `module:name[,option=value...]`: a class or function that takes head_dim, and num_layers
     and num_heads if it has parameters by these names, and returns an Encoding.
@@ -33,6 +37,8 @@ def build_encoding(text: str, config: ModelConfig, train_length: int | None = No
     given = {option: value for option, value in spec.options if option not in POSITIONS}
     if spec.family == "lerope" and "init" in given:
         given["init"] = _preset(given["init"], config, train_length)
+    elif spec.family == "lerope" and start is not None:
+        given["init"] = start
     accepted = inspect.signature(make).parameters
     open_ended = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
     for option in given:

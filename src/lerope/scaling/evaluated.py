@@ -179,6 +179,8 @@ def _check_recipe(first: Evaluated, item: Evaluated) -> None:
     both_learn = first.run.recipe.spec.learns and item.run.recipe.spec.learns
     ignored = {*_NO_RECIPE, *(() if both_learn else _OF_FREQUENCIES)}
     one, other = ({k: v for k, v in asdict(each.run.recipe).items() if k not in ignored} for each in (first, item))
+    if one["start_from"] and other["start_from"]:
+        del one["start_from"], other["start_from"]  # each may start from the run of its own method
     for field, mine, yours in differences(one, other):
         raise ValueError(
             f"{first.run.path} and {item.run.path} are not a pair: {field} is {_short(mine)} in the first and "

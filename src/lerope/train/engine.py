@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lerope.core.recipe import Recipe, Setup
 from lerope.data.loader import Batch, Loader
@@ -73,16 +73,24 @@ class Engine:
     Args:
         loader: where its batches come from.
         micro_batch_rows: rows per forward pass.
+        weights: what the model starts from; unless given, what follows from the seed.
     """
 
     def __init__(
-        self, recipe: Recipe, setup: Setup, loader: Loader, encoding: Encoding, ranks: Ranks, micro_batch_rows: int
+        self,
+        recipe: Recipe,
+        setup: Setup,
+        loader: Loader,
+        encoding: Encoding,
+        ranks: Ranks,
+        micro_batch_rows: int,
+        weights: dict[str, Tensor] | None = None,
     ) -> None:
         self.recipe, self.setup, self.loader, self.ranks = recipe, setup, loader, ranks
         self.micro_batch_rows = micro_batch_rows
         self.rotary = choose(setup.kernel, frequencies=encoding.theta.to(ranks.device))
         self.attention = ranks.on_main(self._attention)
-        self._replica = build(recipe.model, encoding, recipe.seed, setup, ranks)
+        self._replica = build(recipe.model, encoding, recipe.seed, setup, ranks, weights)
         self.model = self._replica.model
         self.model.z_weight = recipe.z_loss
         self.model.horizon = recipe.spec.horizon
@@ -95,8 +103,11 @@ class Engine:
         self._mover = Mover(ranks.device) if ranks.device.type == "cuda" else None
         self.learns = bool(frequency_parameters(self.model))
         rates = (recipe.learning_rate, recipe.torch_weight_decay, recipe.frequency_learning_rate)
-        groups = [{**group, "peak": group["lr"]} for group in param_groups(self.model, *rates)]
-        self.optimizer = torch.optim.AdamW(groups, betas=recipe.betas, eps=recipe.eps, fused=True)
+        groups = param_groups(self.model, *rates)
+        if recipe.learn == "rotation":
+            groups = _only_rotation(self.model, groups)
+        peaks = [{**group, "peak": group["lr"]} for group in groups]
+        self.optimizer = torch.optim.AdamW(peaks, betas=recipe.betas, eps=recipe.eps, fused=True)
         checkpoint.prepare_moments(self.optimizer, 0)
 
     def step(
@@ -239,3 +250,18 @@ class Engine:
         if self.recipe.precision == "float32":
             return nullcontext()
         return torch.autocast(self.ranks.device.type, torch.bfloat16)
+
+
+def _only_rotation(model: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Optimizer groups in which all but frequencies and the gains of QK-norm have a learning rate of zero.
+
+    With that AdamW leaves them as they are, bit for bit, and nothing else has to know.
+    """
+    gains = {id(p) for name, p in model.named_parameters() if name.endswith((".q_norm.weight", ".k_norm.weight"))}
+    split = []
+    for group in groups:
+        learns = [group["name"] == "frequencies" or id(p) in gains for p in group["params"]]
+        for moves, lr in ((True, group["lr"]), (False, 0.0)):
+            some = [p for p, each in zip(group["params"], learns, strict=True) if each == moves]
+            split += [{**group, "params": some, "lr": lr}] if some else []
+    return split

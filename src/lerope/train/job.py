@@ -24,6 +24,7 @@ from lerope.data.skips import Skips
 from lerope.model import accounting, attention, gpus
 from lerope.model.saved import save_model
 from lerope.model.spec import build_encoding
+from lerope.model.start import StartingPoint, starting_point
 from lerope.results import Training
 from lerope.rotary.dispatch import choose
 from lerope.rotary.encodings import Encoding
@@ -84,7 +85,7 @@ def train(
     run = RunDirectory(out or Path("runs") / recipe.name)
     ranks.on_main(lambda: check_corpus(data, recipe, setup.verify))
 
-    def open_all() -> tuple[Corpus, Encoding, Loader, int]:
+    def open_all() -> tuple[Corpus, StartingPoint | None, Encoding, Loader, int]:
         if setup.attention != "auto":
             dtype = torch.float32 if recipe.precision == "float32" else torch.bfloat16
             problem = attention.backend_obstacle(setup.attention, ranks.device, dtype)
@@ -99,14 +100,22 @@ def train(
             first = round(spec.horizon_from * recipe.steps) * recipe.batch_rows
             skips = Skips(spec.horizon, spec.horizon_share, recipe.seed, first)
         loader = Loader(corpus.train, *rows, recipe.seed, ranks.rank, ranks.num_ranks, skips)
-        encoding = build_encoding(recipe.encoding, recipe.model, recipe.row_length)
+        begin = None
+        if recipe.start_from is not None:
+            begin = starting_point(recipe.start_from, recipe.model, corpus.manifest.tokenizer_sha256)
+        learned = None if begin is None else begin.encoding
+        encoding = build_encoding(recipe.encoding, recipe.model, recipe.row_length, learned)
         choose(setup.kernel, frequencies=encoding.theta.to(ranks.device))
-        return corpus, encoding, loader, _micro_batch_rows(recipe, setup, ranks)
+        return corpus, begin, encoding, loader, _micro_batch_rows(recipe, setup, ranks)
 
-    corpus, encoding, loader, micro_batch_rows = ranks.together(open_all)
+    corpus, begin, encoding, loader, micro_batch_rows = ranks.together(open_all)
     clock.mark("data")
-    fingerprints = {"data": corpus.manifest.fingerprint(), "initial_frequencies": encoding.artifact().fingerprint()}
-    identity = Identity(recipe=recipe, **fingerprints)
+    identity = Identity(
+        recipe=recipe,
+        data=corpus.manifest.fingerprint(),
+        initial_frequencies=encoding.artifact().fingerprint(),
+        initial_weights=None if begin is None else begin.sha256,
+    )
     start = Start(
         **provenance(),
         command=resume_command(),
@@ -125,7 +134,9 @@ def train(
             loss = ranks.on_main(lambda: read_metrics(run.path).validation_loss)
             _say(ranks, _finished(run, loss))
             return Outcome(run.path, recipe.steps, True, loss, None)
-        engine = Engine(recipe, setup, loader, encoding, ranks, micro_batch_rows)
+        weights = None if begin is None else begin.weights
+        engine = Engine(recipe, setup, loader, encoding, ranks, micro_batch_rows, weights)
+        del begin, weights  # the model has them now
         clock.mark("model")
         _say(ranks, describe(recipe, corpus, ranks, micro_batch_rows, setup))
         _say(ranks, f"kernels  {engine.kernels()}")
@@ -252,6 +263,10 @@ def describe(recipe: Recipe, corpus: Corpus, ranks: Ranks, micro_batch_rows: int
         f"weight decay {recipe.weight_decay:g} over the run, {recipe.precision}",
         "device": shared,
     }
+    if recipe.start_from is not None:
+        lines["start"] = f"the weights of {recipe.start_from}" + (
+            "; only frequencies and the gains of QK-norm learn" if recipe.learn == "rotation" else ""
+        )
     if model.activation != "relu2":
         lines["serving"] = (
             f"activation {model.activation} runs in transformers only; --activation relu2 can be served by every engine"

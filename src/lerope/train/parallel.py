@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lerope.core.ladder import ModelConfig
 from lerope.core.recipe import Parallel, Precision, Setup
-from lerope.model.init import init_weights
+from lerope.model.init import init_weights, set_weights
 from lerope.model.kernels.packages import keep_compiled
 from lerope.model.transformer import Transformer
 from lerope.rotary.dispatch import triton_obstacle
@@ -138,8 +138,19 @@ class Replica:
         return self.module.no_sync()
 
 
-def build(config: ModelConfig, encoding: Encoding, seed: int, setup: Setup, ranks: Ranks) -> Replica:
-    """Builds the model without memory, shards it, allocates each rank's part, and fills it from the seed."""
+def build(
+    config: ModelConfig,
+    encoding: Encoding,
+    seed: int,
+    setup: Setup,
+    ranks: Ranks,
+    weights: dict[str, Tensor] | None = None,
+) -> Replica:
+    """Builds the model without memory, shards it, allocates each rank's part, and fills it from the seed.
+
+    Args:
+        weights: what to fill it with instead.
+    """
     with torch.device("meta"):
         model = Transformer(config, encoding)
     model.use_kernel(setup.kernel)
@@ -155,6 +166,8 @@ def build(config: ModelConfig, encoding: Encoding, seed: int, setup: Setup, rank
         _shard(model, setup.parallel, ranks)
     model.to_empty(device=ranks.device)
     init_weights(model, seed)
+    if weights is not None:
+        set_weights(model, weights)
     if ranks.num_ranks == 1 or sharded:
         return Replica(model, model)
     devices = [ranks.device.index] if ranks.device.type == "cuda" else None

@@ -76,6 +76,8 @@ def _difference(field: str, old: Any, new: Any) -> str:
         return "its data has a different fingerprint; name the folder it was trained on"
     if field == "initial_frequencies":
         return "its encoding started from different frequencies; restore the file they came from"
+    if field == "initial_weights":
+        return "the run it starts from has different weights now; restore that run"
     if field == "recipe.row_order":
         return f"its {field} is {old!r}, which is no longer trained; remove it"
     return f"its {field} is {old!r}, not {new!r}; use that value to continue"
