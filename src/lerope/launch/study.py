@@ -50,9 +50,8 @@ class PlannedRun:
         if self.encoding == FROZEN and self.after is None:
             raise ValueError(f"after must name a run where the encoding is {FROZEN!r}; got none.")
         if "start_from" in self.changes:
-            raise ValueError(
-                f"changes has start_from {self.changes['start_from']!r}; name a run of the study with after."
-            )
+            found = self.changes["start_from"]
+            raise ValueError(f"changes has start_from {found!r}; name a run of the study with after.")
         for name in self.changes:
             if name not in CHANGES:
                 known = f"what `lerope train` takes: {', '.join(CHANGES)}"

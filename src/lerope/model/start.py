@@ -35,12 +35,13 @@ def starting_point(path: str, config: ModelConfig, tokenizer_sha256: str) -> Sta
     for field, value in wanted.items():
         if found[field] != value:
             raise ValueError(
-                f"start_from {path} must be a model of the shape to train: its {field} is {found[field]!r}, not {value!r}."
+                f"start_from {path} must be a model of the shape to train: its {field} is {found[field]!r}, not "
+                f"{value!r}."
             )
     tokenizer = Path(folder) / TOKENIZER
     if not tokenizer.is_file() or sha256_of(tokenizer) != tokenizer_sha256:
         raise ValueError(
-            f"start_from {path} has not the tokenizer of the data, so that tokens would mean something else; prepare the "
-            f"data with --tokenizer {tokenizer}."
+            f"start_from {path} has not the tokenizer of the data, so that tokens would mean something else; prepare "
+            f"the data with --tokenizer {tokenizer}."
         )
     return StartingPoint(weights, FrozenRoPE.load(folder / FREQUENCIES), saved.weights_sha256)
