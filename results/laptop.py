@@ -28,7 +28,8 @@ SETTING: dict[str, Any] = {
 }
 """Of every run. The learning rate is the best of 2^-5 to 2^-10 for RoPE at 200 steps, each half the one before. With it
 a frequency could not get far in 500 steps, so frequencies have one of their own."""
-REACH: Command = ("extrapolate", "--to", str(HORIZON), "--max-tokens", "100000")
+EVAL_TOKENS, REACH_TOKENS = "600000", "100000"
+REACH: Command = ("extrapolate", "--to", str(HORIZON), "--max-tokens", REACH_TOKENS)
 FALL: Command = ("analyze", "--parts", "beyond", "--max-tokens", "60000")
 
 
@@ -62,14 +63,29 @@ def horizon() -> Study:
     encodings.append(f"results.candidates:WholeTurns,train_length={WINDOW}")
     encodings.append("results.candidates:WholeTokens")
     runs = measured(_runs(encodings), REACH)
-    return _study("horizon", "Can learned frequencies reach beyond the window?", runs)
+    made = _study("horizon", "Can learned frequencies reach beyond the window?", runs)
+    return replace(made, runs=[*made.runs, *map(_learned_on, runs[:2])])
+
+
+def _learned_on(run: PlannedRun) -> PlannedRun:
+    """The same run with its rotation learned on in rows of four windows: an extension that is learned."""
+    longer = {"row_length": HORIZON, "steps": 120, "learn": "rotation"}
+    rates = {"learning_rate": 0.01, "frequency_learning_rate": 0.04}
+    far, near = ("--truncate", "--max-tokens", REACH_TOKENS), ("--length", str(WINDOW), "--max-tokens", EVAL_TOKENS)
+    return PlannedRun(
+        rung="demo",
+        encoding="lerope",
+        after=run.name,
+        changes={**SETTING, **longer, **rates},
+        measure=(("eval", *far), ("eval", *near)),
+    )
 
 
 def _study(name: str, sentence: str, runs: list[PlannedRun]) -> Study:
     """Every run with its profile, evaluated on whole documents of 600,000 tokens."""
     runs = [measured([run], FALL)[0] if run.encoding.startswith("lerope") and REACH in run.measure else run
             for run in measured(runs, PROFILE)]  # fmt: skip
-    return with_options(Study(name=name, sentence=sentence, runs=runs), "eval", "--max-tokens", "600000")
+    return with_options(Study(name=name, sentence=sentence, runs=runs), "eval", "--max-tokens", EVAL_TOKENS)
 
 
 def _runs(encodings: list[str], seed: int = 42) -> list[PlannedRun]:

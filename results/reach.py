@@ -8,7 +8,7 @@ from typing import Any
 
 from claims import Archive, interval
 
-from lerope.launch.study import PlannedRun
+from lerope.launch.study import PlannedRun, Study
 from lerope.report.collect import RunFiles
 from lerope.report.style import (
     BLACK,
@@ -24,7 +24,8 @@ from lerope.report.style import (
     styled,
 )
 from lerope.report.words import extension
-from lerope.results import Bands, Extrapolation, ExtrapolationBin, Training
+from lerope.results import Bands, Evaluation, Extrapolation, ExtrapolationBin, Training
+from lerope.results.token_losses import position_edges
 
 KEPT, WORSE = 0.8, 0.02
 """What counts as reached: this share of LeRoPE's gain inside, and beyond at most this much more than RoPE's best."""
@@ -66,13 +67,17 @@ class Row:
 
 def rows(text: Archive) -> list[Row]:
     """The runs of the study that are there and were scored beyond their window."""
-    found = text.of(text.studies.horizon())
-    comparison = text.compared(text.studies.horizon())
+    study = text.studies.horizon()
+    found = text.of(study)
+    comparison = text.compared(study)
     effects = {row["method"]: row for row in comparison.effects} if comparison is not None else {}
     gain = effects["lerope"]["difference"] if "lerope" in effects and interval(effects["lerope"])[1] < 0 else None
     usual = next((_step(files) for planned, files in found if planned.encoding == "rope"), None)
     made = []
     for planned, files in found:
+        if planned.after is not None:
+            made += _learned_on(planned, study, {each[0].name: each for each in found}, gain)
+            continue
         result = files.result(Extrapolation)
         if result is None:
             continue
@@ -86,7 +91,7 @@ def rows(text: Archive) -> list[Row]:
         made.append(
             Row(
                 method=spec.method,
-                label=_label(planned),
+                label=_label(planned, study),
                 inside=inside,
                 kept=kept,
                 beyond={windows: _perplexity(result, windows, "none", 0.0) for windows in ((1, 2), (2, 4), (1, 4))},
@@ -98,9 +103,47 @@ def rows(text: Archive) -> list[Row]:
     return made
 
 
+def _learned_on(
+    planned: PlannedRun, study: Study, found: dict[str, tuple[PlannedRun, RunFiles]], gain: float | None
+) -> list[Row]:
+    """The row of a run whose rotation learned on in rows of four windows, if it was scored: as it is, at any length."""
+    files, source = found[planned.name][1], found.get(planned.after or "")
+    if source is None:
+        return []
+    train = source[1].run.recipe.row_length
+    far, near = files.result(Evaluation, "eval-truncated"), files.result(Evaluation, f"eval-{train}")
+    usual = [each.result(Evaluation, "eval") for other, each in found.values() if other.encoding == "rope"]
+    if far is None or near is None or not usual or usual[0] is None:
+        return []
+    difference = near.loss - usual[0].loss
+    arrays = files.arrays(Evaluation, "eval-truncated")
+    length = int(far.settings["length"])
+    reaches = arrays["document_counts"].sum(1) == length
+    edges = position_edges(length)
+
+    def perplexity(first: int, last: int) -> float:
+        some = (edges[:-1] >= first * train) & (edges[1:] <= last * train)
+        sums, counts = (arrays[name][reaches][:, some].sum() for name in ("document_sums", "document_counts"))
+        return math.exp(float(sums) / float(counts))
+
+    return [
+        Row(
+            method=files.run.recipe.spec.method,
+            label=_label(planned, study),
+            inside=f"{difference:+.4f}",
+            kept=None if gain is None else difference / gain,
+            beyond={windows: perplexity(*windows) for windows in ((1, 2), (2, 4), (1, 4))},
+            extended={},
+            wavelength=None,
+            step=None,
+        )
+    ]
+
+
 def waiting(text: Archive, made: list[Row]) -> list[str]:
     """Encodings of the study that have no row yet."""
-    labels = [_label(planned) for planned in text.studies.horizon().runs]
+    study = text.studies.horizon()
+    labels = [_label(planned, study) for planned in study.runs]
     return [label for label in labels if label not in {row.label for row in made}]
 
 
@@ -143,14 +186,20 @@ def table(made: list[Row]) -> str:
         kept = "" if row.kept is None else f"{row.kept:.0%}"
         wavelength = "" if row.wavelength is None else f"{row.wavelength:.1f}"
         step = "" if row.step is None else f"{row.step:.2f}"
-        way, extended = best(row)
-        cells = [f"`{row.label}`", row.inside, kept, near, far, all_of_it, f"{extended:.2f}: {extension(*way)}"]
+        extended = ""
+        if row.extended:
+            way, least = best(row)
+            extended = f"{least:.2f}: {extension(*way)}"
+        cells = [f"`{row.label}`", row.inside, kept, near, far, all_of_it, extended]
         cells += [wavelength, step]
         lines.append("| " + " | ".join([*cells, goal(row, made)]) + " |")
     return "\n".join(lines)
 
 
-def _label(planned: PlannedRun) -> str:
+def _label(planned: PlannedRun, study: Study) -> str:
+    if planned.after is not None:
+        source = next(run for run in study.runs if run.name == planned.after)
+        return f"{_label(source, study)}, extension learned"
     name = planned.encoding.rpartition(":")[2] if ":" in planned.encoding else planned.encoding
     return name.partition(",")[0] if ":" in planned.encoding else name
 
@@ -190,8 +239,9 @@ def _step(files: RunFiles) -> float | None:
 @styled
 def draw(text: Archive) -> Any:
     """Losses by position, less those of RoPE at its best: as it is inside the window, beyond it extended."""
-    found = [(planned, files.result(Extrapolation)) for planned, files in text.of(text.studies.horizon())]
-    scored = {_label(planned): result for planned, result in found if result is not None}
+    study = text.studies.horizon()
+    found = [(planned, files.result(Extrapolation)) for planned, files in text.of(study)]
+    scored = {_label(planned, study): result for planned, result in found if result is not None}
     others = product(("-", ":"), (BLACK, GREEN, PURPLE, SKY, ORANGE))
     if "rope" not in scored or len(scored) < 2:
         raise Missing("RoPE and another are needed", "lerope ladder results/laptop.py:horizon")
