@@ -88,6 +88,19 @@ def test_every_family(family, turns):
         check(model, reference, tokens(2, 24), turns)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_frequencies_alone_learn(family, turns):
+    """All weights held still: in the first layer neither queries nor keys have a gradient, the frequencies still do."""
+    model, reference = pair(lambda: make_any(family))
+    for one in (model, reference):
+        one.requires_grad_(False)
+        for module in one.modules():
+            if isinstance(module, lerope.LeRoPE):
+                module.requires_grad_(True)
+    check(model, reference, tokens(2, 24), turns)
+    assert [name for name, p in model.named_parameters() if p.grad is not None] == list(frequency_parameters(model))
+
+
 @pytest.mark.parametrize(
     "family", ["qwen3", "gemma3", *(pytest.param(f, marks=pytest.mark.slow) for f in ("apertus", "qwen3_next"))]
 )
