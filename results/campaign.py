@@ -108,7 +108,26 @@ def horizon() -> Study:
     encodings = ["rope", "lerope", "rope,horizon=8192", "lerope,horizon=8192", "lerope,horizon=8192,horizon_from=0.9"]
     encodings += [f"results.candidates:{name}" for name in ("Gap", "Slowed", "WholeTurns", "WholeTokens")]
     runs = _with_fall(measured(_runs(encodings), PROFILE, *REACH))
+    runs += [_learned_on(run) for run in runs[:2]]
     return Study(name="horizon", sentence="Can learned frequencies reach beyond the window?", runs=runs)
+
+
+def winner() -> Study:
+    """The best of these, with three seeds."""
+    encodings = ["rope", "lerope", "lerope,horizon=8192,horizon_from=0.9"]
+    runs = [run for seed in (42, 43, 44) for run in _runs(encodings, (seed,))]
+    return Study(name="winner", sentence="Does it hold for other seeds?", runs=measured(runs, PROFILE, *REACH))
+
+
+def _learned_on(run: PlannedRun) -> PlannedRun:
+    """The same run with its rotation learned on in rows of four windows: an extension that is learned.
+
+    Needs that run's weights, so it is trained on the same machine.
+    """
+    changes = {"row_length": 8_192, "steps": 200, "learn": "rotation"}
+    changes |= {"learning_rate": 0.01, "frequency_learning_rate": 0.04}
+    measure = (("eval", "--truncate"), ("eval", "--length", "2048"))
+    return PlannedRun(rung="52M", encoding="lerope", after=run.name, changes=changes, measure=measure)
 
 
 def _runs(

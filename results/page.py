@@ -86,8 +86,11 @@ def beyond_page(folder: Path) -> str:
     parts = []
     for name, heading in TEXTS.items():
         text = Archive(folder / name, STUDIES[name])
-        if len(made := reach.rows(text)) > 1:
-            parts.append(_beyond_part(name, heading, made, reach.waiting(text, made)))
+        study = text.studies.horizon()
+        if len(made := reach.rows(text, study)) > 1:
+            parts.append(_beyond_part(name, heading, made, reach.waiting(study, made)))
+            if len(again := reach.rows(text, text.studies.winner())) > 2:
+                parts += [_winner_part(again)]
     return reach.WORDS.read_text().replace(reach.RUNS, "\n".join(parts).strip())
 
 
@@ -100,6 +103,12 @@ def _beyond_part(name: str, heading: str, made: list[reach.Row], waiting: list[s
         if (DRAWN / f"{name}-{figure}.svg").exists():
             lines += [f"![{title}](figures/results/{name}-{figure}.svg)", "", f"*{title}.* {caption}", ""]
     return "\n".join(lines)
+
+
+def _winner_part(made: list[reach.Row]) -> str:
+    """The best of them again, with as many seeds as there are."""
+    seeds = ", ".join(f"`{row.label}` with {row.num_seeds}" for row in made)
+    return "\n".join([f"With more seeds ({seeds}): {reach.aims(made)}", "", reach.table(made), ""])
 
 
 def digest(folder: Path) -> str:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from claims import Archive, interval
@@ -24,9 +25,11 @@ from lerope.report.style import (
     styled,
 )
 from lerope.report.words import extension
-from lerope.results import Bands, Evaluation, Extrapolation, ExtrapolationBin, Training
+from lerope.results import Bands, Evaluation, Extrapolation, ExtrapolationBin, MethodEffect, Training
 from lerope.results.token_losses import position_edges
 
+TIMES = 4
+"""Documents reach this many windows."""
 KEPT, WORSE = 0.8, 0.02
 """What counts as reached: this share of LeRoPE's gain inside, and beyond at most this much more than RoPE's best."""
 WORDS = Path(__file__).resolve().parent / "beyond.md"
@@ -43,119 +46,120 @@ CAPTION = (
 )
 
 
+SPANS = ((1, 2), (2, TIMES), (1, TIMES))
+"""In windows."""
 Way = tuple[str, float]
 """A method of extension and its temperature."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One run of the study."""
+    """The runs of one encoding, over seeds: means of losses."""
 
-    method: str
     label: str
+    num_seeds: int
     inside: str
     kept: float | None
     beyond: dict[tuple[int, int], float]
     """Perplexity as the model is, by windows."""
     extended: dict[Way, float]
     """With each extension, from one window to four."""
-    wavelength: float | None
-    """In windows."""
+    wavelength: str
+    """In windows, of each seed."""
     step: float | None
     """Its time by RoPE's."""
 
 
-def rows(text: Archive) -> list[Row]:
-    """The runs of the study that are there and were scored beyond their window."""
-    study = text.studies.horizon()
-    found = text.of(study)
+Runs = list[RunFiles]
+"""Of one encoding."""
+
+
+def rows(text: Archive, study: Study) -> list[Row]:
+    """The encodings of a study whose runs are there and were scored beyond their window."""
+    groups: dict[str, Runs] = {}
+    for planned, files in text.of(study):
+        groups.setdefault(_label(planned, study), []).append(files)
     comparison = text.compared(study)
     effects = {row["method"]: row for row in comparison.effects} if comparison is not None else {}
     gain = effects["lerope"]["difference"] if "lerope" in effects and interval(effects["lerope"])[1] < 0 else None
-    usual = next((_step(files) for planned, files in found if planned.encoding == "rope"), None)
-    made = []
-    for planned, files in found:
-        if planned.after is not None:
-            made += _learned_on(planned, study, {each[0].name: each for each in found}, gain)
-            continue
-        result = files.result(Extrapolation)
-        if result is None:
-            continue
-        spec, effect = files.run.recipe.spec, effects.get(files.run.recipe.spec.method)
-        inside, kept = "", None
-        if effect is not None:
-            low, high, _ = interval(effect)
-            inside = f"{effect['difference']:+.4f} ({low:+.4f} to {high:+.4f})"
-            kept = None if gain is None else effect["difference"] / gain
-        step = _step(files)
-        made.append(
-            Row(
-                method=spec.method,
-                label=_label(planned, study),
-                inside=inside,
-                kept=kept,
-                beyond={windows: _perplexity(result, windows, "none", 0.0) for windows in ((1, 2), (2, 4), (1, 4))},
-                extended={way: _perplexity(result, (1, 4), *way) for way in _ways(result)},
-                wavelength=_wavelength(files),
-                step=None if step is None or usual is None else step / usual,
-            )
-        )
-    return made
+    usual = groups.get("rope", [])
+    made = (_learned_on(label, runs, usual, gain) or _as_it_is(label, runs, usual, effects, gain)
+            for label, runs in groups.items())  # fmt: skip
+    return [row for row in made if row is not None]
 
 
-def _learned_on(
-    planned: PlannedRun, study: Study, found: dict[str, tuple[PlannedRun, RunFiles]], gain: float | None
-) -> list[Row]:
-    """The row of a run whose rotation learned on in rows of four windows, if it was scored: as it is, at any length."""
-    files, source = found[planned.name][1], found.get(planned.after or "")
-    if source is None:
-        return []
-    train = source[1].run.recipe.row_length
-    far, near = files.result(Evaluation, "eval-truncated"), files.result(Evaluation, f"eval-{train}")
-    usual = [each.result(Evaluation, "eval") for other, each in found.values() if other.encoding == "rope"]
-    if far is None or near is None or not usual or usual[0] is None:
-        return []
-    difference = near.loss - usual[0].loss
+def _as_it_is(label: str, runs: Runs, usual: Runs, effects: dict[str, MethodEffect], gain: float | None) -> Row | None:
+    """The row of runs that were scored with each extension; None if they were not."""
+    scored = [result for files in runs if (result := files.result(Extrapolation)) is not None and _reaches(result)]
+    if not scored:
+        return None
+    effect = effects.get(runs[0].run.recipe.spec.method)
+    inside, kept = "", None
+    if effect is not None:
+        low, high, _ = interval(effect)
+        inside = f"{effect['difference']:+.4f} ({low:+.4f} to {high:+.4f})"
+        kept = None if gain is None else effect["difference"] / gain
+    steps = [step for files in runs if (step := _step(files)) is not None]
+    steps_of_rope = [step for files in usual if (step := _step(files)) is not None]
+    return Row(
+        label=label,
+        num_seeds=len(scored),
+        inside=inside,
+        kept=kept,
+        beyond={windows: _perplexity(scored, windows, "none", 0.0) for windows in SPANS},
+        extended={way: _perplexity(scored, (1, TIMES), *way) for way in _ways(scored)},
+        wavelength=", ".join(f"{found:.1f}" for files in runs if (found := _wavelength(files)) is not None),
+        step=fmean(steps) / fmean(steps_of_rope) if steps and steps_of_rope else None,
+    )
+
+
+def _learned_on(label: str, runs: Runs, usual: Runs, gain: float | None) -> Row | None:
+    """The row of a run whose rotation learned on in rows of four windows: as it is, for texts of any length; None for
+    other runs."""
+    files = runs[0]
     arrays = files.arrays(Evaluation, "eval-truncated")
-    length = int(far.settings["length"])
-    reaches = arrays["document_counts"].sum(1) == length
-    edges = position_edges(length)
+    if files.run.recipe.start_from is None or not arrays or not usual:
+        return None
+    length = files.run.recipe.row_length
+    train = usual[0].run.recipe.row_length
+    near, rope = files.result(Evaluation, f"eval-{train}"), usual[0].result(Evaluation, "eval")
+    if near is None or rope is None:
+        return None
+    edges, reaches = position_edges(length), arrays["document_counts"].sum(1) == length
 
     def perplexity(first: int, last: int) -> float:
         some = (edges[:-1] >= first * train) & (edges[1:] <= last * train)
         sums, counts = (arrays[name][reaches][:, some].sum() for name in ("document_sums", "document_counts"))
         return math.exp(float(sums) / float(counts))
 
-    return [
-        Row(
-            method=files.run.recipe.spec.method,
-            label=_label(planned, study),
-            inside=f"{difference:+.4f}",
-            kept=None if gain is None else difference / gain,
-            beyond={windows: perplexity(*windows) for windows in ((1, 2), (2, 4), (1, 4))},
-            extended={},
-            wavelength=None,
-            step=None,
-        )
-    ]
+    difference = near.loss - rope.loss
+    return Row(
+        label=label,
+        num_seeds=1,
+        inside=f"{difference:+.4f}",
+        kept=None if gain is None else difference / gain,
+        beyond={windows: perplexity(*windows) for windows in SPANS},
+        extended={},
+        wavelength="",
+        step=None,
+    )
 
 
-def waiting(text: Archive, made: list[Row]) -> list[str]:
+def waiting(study: Study, made: list[Row]) -> list[str]:
     """Encodings of the study that have no row yet."""
-    study = text.studies.horizon()
-    labels = [_label(planned, study) for planned in study.runs]
+    labels = dict.fromkeys(_label(planned, study) for planned in study.runs)
     return [label for label in labels if label not in {row.label for row in made}]
 
 
 def best(row: Row, *methods: str) -> tuple[Way, float]:
-    """A run's best extension, of these methods or all, and the perplexity with it."""
+    """A row's best extension, of these methods or all, and the perplexity with it."""
     return min(((way, value) for way, value in row.extended.items() if not methods or way[0] in methods),
                key=lambda pair: pair[1])  # fmt: skip
 
 
 def aims(made: list[Row]) -> str:
     """What the goal beyond the window comes to, in a sentence; nothing without RoPE."""
-    rope = next((row for row in made if row.method == "rope"), None)
+    rope = next((row for row in made if row.label == "rope"), None)
     if rope is None:
         return ""
     (way, least), (yarn, usual) = best(rope), best(rope, "yarn")
@@ -167,32 +171,28 @@ def aims(made: list[Row]) -> str:
 
 
 def goal(row: Row, made: list[Row]) -> str:
-    """Which of the two conditions a run meets."""
-    rope = next((each for each in made if each.method == "rope"), None)
-    inside = row.kept is not None and row.kept >= KEPT
-    outside = rope is not None and row.beyond[1, 4] <= (1 + WORSE) * best(rope)[1]
-    if inside and outside:
-        return "**both**"
-    of_yarn = not outside and rope is not None and row.beyond[1, 4] <= (1 + WORSE) * best(rope, "yarn")[1]
-    met = ["inside"] * inside + ["outside"] * outside + ["outside, by YaRN"] * of_yarn
-    return "; ".join(met)
+    """Which of the two conditions a row meets."""
+    rope = next((row for row in made if row.label == "rope"), None)
+    met = ["inside"] * (row.kept is not None and row.kept >= KEPT)
+    if rope is not None:
+        outside, by_yarn = (row.beyond[1, TIMES] <= (1 + WORSE) * best(rope, *of)[1] for of in ((), ("yarn",)))
+        met += ["outside"] * outside + ["outside, by YaRN"] * (by_yarn and not outside)
+    text = "; ".join(met)
+    return f"**{text}**" if len(met) > 1 else text
 
 
 def table(made: list[Row]) -> str:
-    """The runs, one a line."""
+    """The encodings, one a line."""
     lines = [HEAD]
     for row in made:
-        near, far, all_of_it = (f"{row.beyond[windows]:.2f}" for windows in ((1, 2), (2, 4), (1, 4)))
         kept = "" if row.kept is None else f"{row.kept:.0%}"
-        wavelength = "" if row.wavelength is None else f"{row.wavelength:.1f}"
         step = "" if row.step is None else f"{row.step:.2f}"
         extended = ""
         if row.extended:
             way, least = best(row)
             extended = f"{least:.2f}: {extension(*way)}"
-        cells = [f"`{row.label}`", row.inside, kept, near, far, all_of_it, extended]
-        cells += [wavelength, step]
-        lines.append("| " + " | ".join([*cells, goal(row, made)]) + " |")
+        cells = [f"`{row.label}`", row.inside, kept, *(f"{row.beyond[windows]:.2f}" for windows in SPANS), extended]
+        lines.append("| " + " | ".join([*cells, row.wavelength, step, goal(row, made)]) + " |")
     return "\n".join(lines)
 
 
@@ -204,8 +204,15 @@ def _label(planned: PlannedRun, study: Study) -> str:
     return name.partition(",")[0] if ":" in planned.encoding else name
 
 
-def _ways(result: Extrapolation) -> list[Way]:
-    return list(dict.fromkeys((row["method"], row["temperature"]) for row in result.ways))
+def _reaches(result: Extrapolation) -> bool:
+    """Whether documents were cut where the table ends."""
+    return bool(result.settings["to"] == TIMES * result.settings["train_length"])
+
+
+def _ways(results: list[Extrapolation]) -> list[Way]:
+    """Those that all have."""
+    found = [dict.fromkeys((row["method"], row["temperature"]) for row in result.ways) for result in results]
+    return [way for way in found[0] if all(way in each for each in found)]
 
 
 def curve(result: Extrapolation, method: str, temperature: float) -> list[ExtrapolationBin]:
@@ -217,11 +224,14 @@ def curve(result: Extrapolation, method: str, temperature: float) -> list[Extrap
     ]
 
 
-def _perplexity(result: Extrapolation, windows: tuple[int, int], method: str, temperature: float) -> float:
-    """Of tokens between two multiples of the window."""
-    first, last = (number * result.settings["train_length"] for number in windows)
-    some = [row for row in curve(result, method, temperature) if first <= row["start"] and row["stop"] <= last]
-    return math.exp(sum(row["loss"] * row["num_tokens"] for row in some) / sum(row["num_tokens"] for row in some))
+def _perplexity(results: list[Extrapolation], windows: tuple[int, int], method: str, temperature: float) -> float:
+    """Of tokens between two multiples of the window, by the mean loss over seeds."""
+    losses = []
+    for result in results:
+        first, last = (number * result.settings["train_length"] for number in windows)
+        some = [row for row in curve(result, method, temperature) if first <= row["start"] and row["stop"] <= last]
+        losses.append(sum(row["loss"] * row["num_tokens"] for row in some) / sum(row["num_tokens"] for row in some))
+    return math.exp(fmean(losses))
 
 
 def _wavelength(files: RunFiles) -> float | None:
@@ -246,7 +256,7 @@ def draw(text: Archive) -> Any:
     if "rope" not in scored or len(scored) < 2:
         raise Missing("RoPE and another are needed", "lerope ladder results/laptop.py:horizon")
     rope, train = scored["rope"], scored["rope"].settings["train_length"]
-    least = min(_ways(rope), key=lambda way: _perplexity(rope, (1, 4), *way))
+    least = min(_ways([rope]), key=lambda way: _perplexity([rope], (1, TIMES), *way))
     own = {row["start"]: row["loss"] for row in curve(rope, "none", 0.0)}
     target = {row["start"]: row["loss"] if row["start"] >= train else own[row["start"]] for row in curve(rope, *least)}
     figure = new_figure(PAGE, 3.0)

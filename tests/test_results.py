@@ -1,24 +1,31 @@
 """docs/results.md is what the archives in results/ say, and says the right thing about planted ones."""
 
 import importlib
+import math
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import get_type_hints
 
+import numpy as np
 import pytest
 
 from lerope.core.preset import preset_names, read_preset
 from lerope.core.recipe import CHANGES
+from lerope.core.run import read_run
 from lerope.launch.study import PlannedRun, Study, grid
+from lerope.results import Evaluation, Extrapolation, ExtrapolationRow
+from lerope.results.token_losses import loss_arrays
 from lerope.scaling.presets import make_preset
 from tests.report.example import LENGTH, write_example
 from tests.scaling.run_files import write_run
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "results"))
-campaign, claims, page = (importlib.import_module(name) for name in ("campaign", "claims", "page"))
-STUDIES = ("effect", "window", "transfer", "size", "code", "preset", "horizon")
+campaign, claims, page, reach = (importlib.import_module(name) for name in ("campaign", "claims", "page", "reach"))
+STUDIES = ("effect", "window", "transfer", "size", "code", "preset", "horizon", "winner")
 
 
 def test_the_page_and_the_readme_are_not_stale():
@@ -152,3 +159,78 @@ def test_other_archives_make_the_page_stale(tmp_path):
     write_run(tmp_path / "english" / "another", "rope")
     assert page.digest(tmp_path) not in before
     assert page.page(tmp_path) != before
+
+
+WINDOW = 1000
+"""Of `write_run`."""
+
+
+def write_reach(path: Path, naive: float, extended: float) -> None:
+    """Losses from one window to four: as the model is, and with YaRN."""
+    ways = (("none", 0.0, naive), ("yarn", 0.1, extended))
+    bins = [
+        {"selection": "long", "method": method, "temperature": c, "label": method, "num_tokens": 10 * (stop - start),
+         "start": start, "stop": stop, "loss": 3.0 if start < WINDOW else loss}
+        for method, c, loss in ways
+        for start, stop in ((0, WINDOW), (WINDOW, 2 * WINDOW), (2 * WINDOW, 4 * WINDOW))
+    ]  # fmt: skip
+    zeros = dict.fromkeys(get_type_hints(ExtrapolationRow), 0.0)
+    rows = [{**zeros, "selection": "long", "method": m, "temperature": c, "label": m, "num_documents": 1,
+             "num_tokens": 1, "num_extrapolated": 1} for m, c, _ in ways]  # fmt: skip
+    settings = {"documents": "validation", "fingerprint": "d", "train_length": WINDOW, "to": 4 * WINDOW}
+    Extrapolation(
+        run=read_run(path).label,
+        settings={**settings, "precision": "bf16"},
+        provenance={},
+        ways=rows,
+        by_position=bins,
+    ).save(path / "results" / "extrapolation.json")
+
+
+def write_learned_on(path: Path, source: str, near: float, far: list[float]) -> None:
+    """A run that learned on: the loss in texts of one window, and that of each of four windows in longer texts."""
+    write_run(path, "lerope", recipe={"row_length": 4 * WINDOW, "batch_tokens": 8 * WINDOW, "start_from": source,
+                                      "learn": "rotation"})  # fmt: skip
+    file = path / "results" / "eval.json"
+    evaluation = Evaluation.load(file)
+    short = loss_arrays(np.full(WINDOW, near, np.float32), np.array([WINDOW]), WINDOW)
+    replace(evaluation, loss=near).save_with(path / "results" / f"eval-{WINDOW}.json", short)
+    # Two documents that reach the end, and one that does not and must not count.
+    losses = np.concatenate([np.repeat(far, WINDOW), np.repeat(far, WINDOW), np.full(2 * WINDOW, 99.0)])
+    arrays = loss_arrays(losses.astype(np.float32), np.array([4, 8, 10]) * WINDOW, 4 * WINDOW)
+    settings = {**evaluation.settings, "length": 4 * WINDOW, "truncate": True}
+    replace(evaluation, settings=settings).save_with(path / "results" / "eval-truncated.json", arrays)
+    file.unlink()
+    file.with_suffix(".safetensors").unlink()
+
+
+def test_how_far_candidates_reach(tmp_path, monkeypatch):
+    """Means over seeds, the goal by RoPE's best extension, and an extension that was learned."""
+    runs = [
+        PlannedRun(rung="52M", encoding=encoding, seed=seed) for seed in (42, 43) for encoding in ("rope", "lerope")
+    ]
+    learned = PlannedRun(rung="52M", encoding="lerope", after="52M-rope-42", called="learned")
+    study = Study(name="horizon", sentence="?", runs=[*runs, learned])
+    monkeypatch.setattr(claims, "difference", lambda *_: None)  # these runs are smaller than the study's
+    losses = {"rope": (3.0, 3.5, 3.2), "lerope": (2.99, 3.21, 3.1)}
+    for run in runs:
+        inside, naive, extended = losses[run.encoding]
+        write_run(tmp_path / run.name, run.encoding, run.seed, inside)
+        write_reach(tmp_path / run.name, naive + 0.01 * (run.seed - 42), extended)
+    write_learned_on(tmp_path / "learned", "52M-rope-42", 3.02, [3.3, 3.25, 3.15, 3.05])
+    made = reach.rows(claims.Archive(tmp_path), study)
+    rope, lerope, on = made
+    assert [(row.label, row.num_seeds) for row in made] == [("rope", 2), ("lerope", 2), ("rope, extension learned", 1)]
+    assert rope.beyond[1, 4] == pytest.approx(math.exp(3.505))
+    assert rope.extended == {("none", 0.0): pytest.approx(math.exp(3.505)), ("yarn", 0.1): pytest.approx(math.exp(3.2))}
+    assert lerope.kept == 1
+    assert lerope.inside.startswith("-0.0100 (")
+    assert [reach.goal(row, made) for row in made] == ["", "**inside; outside**", "outside"]
+    assert on.beyond == {(1, 2): pytest.approx(math.exp(3.25)), (2, 4): pytest.approx(math.exp(3.1)),
+                         (1, 4): pytest.approx(math.exp(3.15))}  # fmt: skip
+    assert on.inside == "+0.0200"
+    assert on.kept == pytest.approx(-2, rel=1e-3)
+    table = reach.table(made).splitlines()
+    assert len(table) == 2 + 3
+    assert f"| {math.exp(3.2):.2f}: YaRN, c = 0.1 |" in table[2]
+    assert f"the goal is {1.02 * math.exp(3.2):.2f}." in reach.aims(made)
