@@ -186,7 +186,7 @@ def _every_seed(text: Archive) -> Claim:
     ahead = sum(by_seed["lerope"][seed] < by_seed["rope"][seed] for seed in seeds)
     return replace(
         claim,
-        measured=f"{ahead} of {len(seeds)} seeds",
+        measured=f"{ahead} of {len(seeds)} seed{'s' * (len(seeds) > 1)}",
         verdict=of_seeds(AGREES if ahead == len(seeds) else DIFFERS, len(seeds)),
     )
 
@@ -216,7 +216,7 @@ def _profile(text: Archive) -> list[Claim]:
         dominant = Claim(
             dominant.study,
             dominant.paper,
-            f"a band stands out in {len(standing)} of {len(bands)} runs"
+            f"a band stands out in {len(standing)} of {len(bands)} run{'s' * (len(bands) > 1)}"
             + f"; wavelength / window {words}" * bool(words),
             of_seeds(verdict, len(bands)),
             f"stands out: twice the next; agrees within {NEAR:.0%}",

@@ -48,7 +48,7 @@ FIGURES = {
 STUDIES = {"english": campaign, "code": campaign, "laptop": laptop}
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 RULE = """*Agrees*: the paper's number lies in our 95 % interval. *Same direction*: it does not, but there is an effect
-of the same sign. *Not told from noise*: our interval includes no effect."""
+of the same sign. *Not told from noise*: our interval includes no effect. *Differs*: what we measured says otherwise."""
 INTRO = """# Results
 
 What the paper claims, beside what runs of this repository measured. Everything below is computed by `make results`

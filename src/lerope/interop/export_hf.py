@@ -207,7 +207,6 @@ def _write_folder(folder: Path, config: dict[str, Any], weights: dict[str, Tenso
     stored = {name: value if ".act_fn." in name else value.to(dtype) for name, value in weights.items()}
     _write_json(folder / CONFIG, config)
     save_file(stored, folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / WEIGHTS).chmod((folder / CONFIG).stat().st_mode)  # safetensors lets only the owner read
     if pieces is not None:
         ids = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         _write_json(folder / "generation_config.json", ids)

@@ -297,4 +297,4 @@ def _gguf() -> Any:
     try:
         return importlib.import_module("gguf")
     except ImportError:
-        raise ValueError(f"GGUF files need the package gguf: {install('gguf')}.") from None
+        raise ValueError(f"GGUF files need the package gguf: {install('gguf', 'gguf')}.") from None
