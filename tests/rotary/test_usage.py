@@ -36,7 +36,7 @@ def test_no_layout_spills_or_is_converted(tmp_path):
     found = compiled(tmp_path)
     assert len(found) == 96
     assert {layout: spilled for layout, (spilled, _) in found.items() if spilled > 32} == {}
-    most = {("forward", False): 20, ("forward", True): 34, ("backward", False): 35, ("backward", True): 67}
+    most = {("forward", False): 20, ("forward", True): 34, ("backward", False): 32, ("backward", True): 62}
     long = {
         (name, kernel): length
         for (name, kernel), (_, length) in found.items()
@@ -46,7 +46,7 @@ def test_no_layout_spills_or_is_converted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "tokens", "least"), [("partial, 32 of 64, QK-norm", 8, (1000, 0)), ("head_dim 128, QK-norm", 1, (0, 80))]
+    ("name", "tokens", "least"), [("partial, 32 of 64, QK-norm", 8, (500, 0)), ("head_dim 128, QK-norm", 1, (0, 80))]
 )
 def test_tiles_that_are_slow_are_seen(tmp_path, name, tokens, least):
     """One like the first took partial rotation to 29 % of the speed of a copy; the second reached 72 %."""

@@ -109,6 +109,12 @@ def _turned(a, b, c, s):
 
 
 @triton.jit
+def _turned_back(a, b, c, s):
+    """By -s, whose sign would cost Triton an instruction."""
+    return a * c + b * s, b * c - a * s
+
+
+@triton.jit
 def _gains(gain, BANDS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, HALF: tl.constexpr):
     """Gains of both numbers of every pair, (1, 1, pairs)."""
     here = tl.full((1, 1, 1), True, tl.int1)
@@ -153,15 +159,16 @@ def _forward_part(
     start = _starts(x, token, head, length, row_stride, token_stride, head_stride)
     target = out + (token.to(tl.int64) * HEADS + head) * DIM
     c, s, _ = _angles(cos, sin, index, token, head, here, num_table, HAS_INDEX, SETS, HEADS, BANDS, PADDED)
-    if BACK:
-        s = -s
     a, b = _pair(start, inside, BANDS, DIM, PADDED, HALF)
     if NORM:
         gain_a, gain_b = _gains(gain, BANDS, DIM, PADDED, HALF)
         scale = tl.rsqrt(tl.sum(a * a + b * b, axis=2, keep_dims=True) * (1.0 / DIM) + eps)
         a = a * scale * gain_a
         b = b * scale * gain_b
-    a, b = _turned(a, b, c, s)
+    if BACK:
+        a, b = _turned_back(a, b, c, s)
+    else:
+        a, b = _turned(a, b, c, s)
     _put_pair(target, a, b, inside, BANDS, DIM, PADDED, HALF)
 
 
@@ -220,7 +227,7 @@ def _backward_part(
         c, s, row = _angles(cos, sin, index, token, head, here, num_table, HAS_INDEX, SETS, HEADS, BANDS, PADDED)
         # Turned back: the gradient before the rotation.
         turned_a, turned_b = _pair(start, inside, BANDS, DIM, PADDED, HALF)
-        grad_a, grad_b = _turned(turned_a, turned_b, c, -s)
+        grad_a, grad_b = _turned_back(turned_a, turned_b, c, s)
         if NORM or LEARN:
             origin = _starts(saved, token, head, saved_length, saved_row_stride, saved_token_stride, saved_head_stride)
             a, b = _pair(origin, inside, BANDS, DIM if NORM else 2 * BANDS, PADDED, HALF)
@@ -229,19 +236,21 @@ def _backward_part(
         if NORM:
             # x -> x * scale * gain. Both sums over a head are taken at once, of x as it is.
             squares = tl.sum(a * a + b * b, axis=2, keep_dims=True)
-            along_a = grad_a * a
-            along_b = grad_b * b
-            along = tl.sum(along_a * gain_a + along_b * gain_b, axis=2, keep_dims=True)
+            pull_a = grad_a * gain_a
+            pull_b = grad_b * gain_b
+            along = tl.sum(pull_a * a + pull_b * b, axis=2, keep_dims=True)
             scale = tl.rsqrt(squares * (1.0 / DIM) + eps)
-            sum_a += along_a * scale
-            sum_b += along_b * scale
-            pull = along * scale * scale * scale * (1.0 / DIM)
-            grad_a = grad_a * (gain_a * scale) - a * pull
-            grad_b = grad_b * (gain_b * scale) - b * pull
+            a *= scale
+            b *= scale
+            sum_a += grad_a * a
+            sum_b += grad_b * b
+            along *= scale * (1.0 / DIM)
+            grad_a = (pull_a - a * along) * scale
+            grad_b = (pull_b - b * along) * scale
             if LEARN:
                 # The output again, rounded as it was: with numbers other than those attention saw, what queries and
                 # keys turn each other by would not cancel.
-                a, b = _turned(a * scale * gain_a, b * scale * gain_b, c, s)
+                a, b = _turned(a * gain_a, b * gain_b, c, s)
                 a = a.to(grad.dtype.element_ty).to(tl.float32)
                 b = b.to(grad.dtype.element_ty).to(tl.float32)
         if LEARN:
