@@ -37,10 +37,8 @@ MORE = (
     Variant(name="partial, 64 of 256, interleaved", head_dim=256, rotary_dim=64, layout="interleaved"),
     Variant(name="head_dim 80", head_dim=80),
     Variant(name="head_dim 128, grouped queries", q_heads=32, k_heads=8, head_dim=128),
-    Variant(name="head_dim 128, 24 and 8 heads", q_heads=24, k_heads=8, head_dim=128),
     Variant(name="head_dim 128, 28 and 4 heads", q_heads=28, k_heads=4, head_dim=128),
     Variant(name="9 and 3 heads", q_heads=9, k_heads=3),
-    Variant(name="head_dim 128, 16 and 8 heads", q_heads=16, k_heads=8, head_dim=128),
     Variant(name="head_dim 128, 64 and 8 heads", q_heads=64, k_heads=8, head_dim=128),
     Variant(name="frequencies of each of 8 key heads, 32 heads", q_heads=32, k_heads=8, head_dim=128, per_head=True),
 )

@@ -1,8 +1,9 @@
 """Rotary, and RMS norm + rotary, as Triton kernels at the speed of memory, with the gradient of the frequencies.
 
 What makes them fast: cos and sin come from a small float32 table that stays in the GPU's cache; a program takes all
-heads of a token, so that each table row is read once; the backward pass reads only what it would read for fixed
-frequencies and a norm, keeps its sums in registers, and adds up the few sums of all programs in a second, fixed order.
+heads of a token or many, so that a table row is read once or seldom; the backward pass reads only what it would read
+for fixed frequencies and a norm, keeps its sums in registers, and adds up the few sums of all programs in a second,
+fixed order.
 
 Queries and keys share a launch, each in tiles of its own number of heads. The check in float64 is `rotate.py`'s
 formula; `operators.py` is the way to autograd.
@@ -468,7 +469,7 @@ class Tile(NamedTuple):
 
 
 def forward_tile(size: "Size") -> Tile:
-    """Measured on an H200."""
+    """Measured on an H200 for the layouts of `lerope bench`."""
     num_warps = 1 if size.sets == 1 else _least_warps(size)
     pairs = max(512, 256 * num_warps, size.most)
     return Tile(pairs, max(num_warps, min(8, _power(pairs // 512))), size.padded)
