@@ -128,7 +128,7 @@ def test_rows_of_rotary_count_their_bytes_against_the_copy(found):
 
 def test_rows_of_layouts_count_their_bytes(found):
     rows = {(r["layout"], r["norm"], r["part"]): r for r in found.layouts}
-    assert len(rows) == len(found.layouts) == 13 * 2 * 2
+    assert len(rows) == len(found.layouts) == 15 * 2 * 2
     assert all(row["note"] == "" for row in found.layouts)
     eight_heads = 512 * 8 * 64
     want = {
@@ -136,6 +136,7 @@ def test_rows_of_layouts_count_their_bytes(found):
         ("half", False, "backward"): 3 * 2 * eight_heads * ELEMENT,
         ("interleaved", True, "backward"): 3 * 2 * eight_heads * ELEMENT,
         ("grouped queries", False, "forward"): 2 * 5 * eight_heads * ELEMENT,
+        ("head_dim 128, 24 and 8 heads", True, "backward"): 3 * 8 * eight_heads * ELEMENT,
         ("partial, 32 of 64", False, "forward"): 2 * 2 * eight_heads * ELEMENT,
         ("partial, 32 of 64", False, "backward"): 5 * eight_heads * ELEMENT,
         ("partial, 64 of 256", False, "backward"): 9 * eight_heads * ELEMENT,

@@ -35,10 +35,12 @@ SHAPES = {
     "odd heads, partial": (3, 3, 64, 48, 1),
     "odd bands": (5, 1, 24, 20, 1),
     "odd rest": (4, 2, 27, 12, 1),
+    "blocks of four heads": (12, 2, 16, 16, 1),
     "a quarter": (2, 2, 80, 20, 1),
     "sets, odd bands": (4, 2, 40, 40, 2),
     "sets, partial": (6, 2, 32, 16, 2),
     "sets, one for each head": (3, 3, 16, 16, 3),
+    "sets, blocks of query heads": (20, 5, 8, 8, 5),
     "queries alone": (2, None, 64, 64, 1),
     "one head of one band": (1, 1, 2, 2, 1),
 }
@@ -225,7 +227,7 @@ def test_the_gradient_of_frequencies_in_bf16_is_no_worse_than_the_reference_s(na
     lead=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     layout=st.sampled_from(["half", "interleaved"]),
     table=st.booleans(),
-    most=st.sampled_from([16, 8192]),
+    most=st.sampled_from([8, 2048]),
     programs=st.sampled_from([1, 2, 4096]),
 )
 def test_any_shape(heads, group, bands, rest, own, norm, learns, lead, layout, table, most, programs):
@@ -234,7 +236,7 @@ def test_any_shape(heads, group, bands, rest, own, norm, learns, lead, layout, t
         (heads * group, heads, 2 * bands + rest, 2 * bands, heads if own else 1), norm, lead=lead, learns=learns
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_rotary, "_MAX_ELEMENTS", most)
+        patch.setattr(triton_rotary, "_MAX_PAIRS", most)
         patch.setattr(triton_rotary, "num_programs", lambda size: programs)
         patch.setattr(triton_rotary, "_SUM_ROWS", 2)
         got = case.results(case.rotation(layout, length=LENGTH if table else None))
@@ -243,6 +245,41 @@ def test_any_shape(heads, group, bands, rest, own, norm, learns, lead, layout, t
         # Few numbers, which may nearly cancel: rounding is that of the terms, which for frequencies have positions.
         terms = LENGTH * math.sqrt(math.prod(lead)) if a.shape == case.theta.shape else 1.0
         assert (a - b).abs().max() < 2e-6 * (b.abs().max() + terms)
+
+
+# Query heads, key heads, head_dim; heads of a program each; per cent of the heads in them that do not exist.
+DEALT = {
+    "plain": ((8, 8, 64), (8, 8), 0),
+    "Llama 3.2 1B": ((32, 8, 64), (32, 8), 0),
+    "Llama 3.2 3B": ((24, 8, 128), (8, 8), 0),
+    "Llama 3 70B": ((64, 8, 128), (32, 8), 0),
+    "Qwen3 0.6B": ((16, 8, 128), (16, 8), 0),
+    "Qwen3 14B": ((40, 8, 128), (8, 8), 0),
+    "Qwen2.5 1.5B": ((12, 2, 128), (4, 2), 0),
+    "Qwen2.5 7B": ((28, 4, 128), (32, 4), 12.5),
+    "SmolLM2 135M": ((9, 3, 64), (4, 4), 33.4),
+    "Gemma 3 1B": ((4, 1, 256), (4, 1), 0),
+}
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("name", DEALT)
+def test_queries_and_keys_get_programs_by_their_numbers_of_heads(name, norm):
+    """Each program has a tile of the same size, and all end after about as many."""
+    (q_heads, k_heads, dim), dealt, most = DEALT[name]
+    q, k = (torch.empty(131_072, heads, dim, device="meta") for heads in (q_heads, k_heads))
+    cos = torch.empty(2048, 1, dim // 2, device="meta")
+    size = triton_rotary.Size(q, k, cos, None, True, torch.empty(dim) if norm else None)
+    assert tuple(part.padded_heads for part in size.parts) == dealt
+    there = sum(part.padded_heads * part.blocks for part in size.parts)
+    assert there <= (1 + most / 100) * (q_heads + k_heads)
+    tile = triton_rotary.backward_tile(size)
+    assert len({tile.tokens(part) * part.padded_heads for part in size.parts}) == 1
+    programs = triton_rotary.shares(size, tile)
+    assert 0.98 * triton_rotary.num_programs(size) <= sum(programs) <= triton_rotary.num_programs(size)
+    tiles = [131_072 / tile.tokens(part) * part.blocks for part in size.parts]
+    ends = [each / share for each, share in zip(tiles, programs, strict=True)]
+    assert max(ends) < 1.06 * min(ends)
 
 
 def test_a_triton_without_cuda_does_without_an_early_start():

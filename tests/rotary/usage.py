@@ -1,7 +1,8 @@
 """Compiles the kernels of many layouts for Hopper, which takes no GPU, and prints what each takes.
 
-Registers of a thread, bytes that do not fit into them, and instructions for each pair of numbers: of the backward
-kernel those of its loop.
+Registers of a thread, bytes that do not fit into them, and instructions for each pair of numbers of a head, those spent
+on heads that only fill a tile included: of the forward kernel those on its longest way, of the backward kernel those of
+its longest loop. Each is of queries or of keys.
 
 Run in a process of its own without Triton's interpreter, in which kernels are not compiled.
 """
@@ -36,6 +37,10 @@ MORE = (
     Variant(name="partial, 64 of 256, interleaved", head_dim=256, rotary_dim=64, layout="interleaved"),
     Variant(name="head_dim 80", head_dim=80),
     Variant(name="head_dim 128, grouped queries", q_heads=32, k_heads=8, head_dim=128),
+    Variant(name="head_dim 128, 28 and 4 heads", q_heads=28, k_heads=4, head_dim=128),
+    Variant(name="9 and 3 heads", q_heads=9, k_heads=3),
+    Variant(name="head_dim 128, 64 and 8 heads", q_heads=64, k_heads=8, head_dim=128),
+    Variant(name="frequencies of each of 8 key heads, 32 heads", q_heads=32, k_heads=8, head_dim=128, per_head=True),
 )
 """What other models have."""
 POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32"}
@@ -76,9 +81,13 @@ def launches(variant, norm):
     return noted.found[:2]
 
 
-def compiled(kernel, args, settings):
+def named(kernel, args, settings):
+    """A launch's arguments by name."""
+    return {**dict(zip(kernel.arg_names, args, strict=False)), **settings}
+
+
+def compiled(kernel, values):
     """PTX, for arguments that are specialised as at a launch."""
-    values = {**dict(zip(kernel.arg_names, args, strict=False)), **settings}
     signature, constants, attributes = {}, {}, {}
     for number, (name, parameter) in enumerate(zip(kernel.arg_names, kernel.params, strict=True)):
         value = values[name]
@@ -91,11 +100,11 @@ def compiled(kernel, args, settings):
         if is_pointer or value % 16 == 0:
             attributes[number,] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    return compile_kernel(source, target=HOPPER, options={"num_warps": settings["num_warps"]}).asm["ptx"]
+    return compile_kernel(source, target=HOPPER, options={"num_warps": values["num_warps"]}).asm["ptx"]
 
 
 def usage(ptx):
-    """Registers of a thread, bytes that do not fit into them, and instructions: of the longest loop, or all."""
+    """Registers of a thread, bytes that do not fit into them, and instructions."""
     with tempfile.TemporaryDirectory() as folder:
         source, binary = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(ptx)
@@ -110,23 +119,30 @@ def run(tool, *arguments):
 
 
 def length(code):
-    """Instructions between a label and the last jump back to it, at most; without a loop all."""
-    labels, number, longest = {}, 0, 0
+    """Instructions of the longest loop; without a loop on the longest way."""
+    labels, found = {}, []
     for line in code.splitlines():
         if label := re.match(r"\s*\.(L_x_\d+):", line):
-            labels[label[1]] = number
-        elif re.search(r"/\*[0-9a-f]{4,}\*/", line):
-            number += 1
-            jump = re.search(r"BRA.*?(L_x_\d+)", line)
-            # The last instruction of all jumps to itself.
-            if jump and number - labels.get(jump[1], number) > 1:
-                longest = max(longest, number - labels[jump[1]])
-    return longest or number
+            labels[label[1]] = len(found)
+        elif instruction := re.search(r"/\*[0-9a-f]{4,}\*/ +(@\S+ )?\s*(.*)", line):
+            found.append(instruction.groups())
+    ways, longest = [0] * (len(found) + 1), 0
+    for place, (condition, what) in reversed(list(enumerate(found))):
+        jump = re.match(r"BRA.*?(L_x_\d+)", what)
+        target = labels[jump[1]] if jump else place
+        # The last instruction of all jumps to itself.
+        longest = max(longest, place + 1 - target if target < place else 0)
+        goes_on = condition or not (jump or what.startswith("EXIT"))
+        ways[place] = 1 + max(goes_on and ways[place + 1], ways[target] if target > place else 0)
+    return longest or ways[0]
 
 
-def pairs_of_thread(settings):
-    """Pairs of numbers that a thread takes at a time, padding included."""
-    return settings["TOKENS"] * settings["PADDED_HEADS"] * settings["PADDED"] / (32 * settings["num_warps"])
+def pairs_of_thread(values):
+    """Pairs of numbers that a thread takes at a time, but for the heads that only fill a tile."""
+    of_tile = values["Q_TOKENS"] * values["Q_PADDED_HEADS"] * values["PADDED"]
+    heads = [(values[f"{name}_HEADS"], values[f"{name}_PADDED_HEADS"]) for name in "QK"]
+    there = sum(count for count, _ in heads) / sum(-(-count // padded) * padded for count, padded in heads)
+    return of_tile * there / (32 * values["num_warps"])
 
 
 if __name__ == "__main__":
@@ -135,13 +151,14 @@ if __name__ == "__main__":
     parser.add_argument("--tokens", type=int, help="in a tile, instead of what the kernel takes")
     asked = parser.parse_args()
     if asked.tokens:
-        triton_rotary.backward_tile = lambda size: (asked.tokens, 2)
+        triton_rotary.backward_tile = lambda size: triton_rotary.Tile(asked.tokens * size.most, 2, size.padded)
     for variant, norm in itertools.product((*VARIANTS, *MORE), (False, True)):
         name = variant.name + (", QK-norm" if norm else "")
         if name == asked.only if asked.only else variant.name not in ALIKE:
             forward, backward = launches(variant, norm)
-            # The forward kernel has the instructions for queries and for keys; a loop is that of one of them.
-            for kernel, (args, settings), parts in (("_forward", forward, 2), ("_backward", backward, 1)):
-                registers, spilled, number = usage(compiled(getattr(triton_rotary, kernel), args, settings))
-                each = round(number / parts / pairs_of_thread(settings), 1)
+            for kernel, launch in (("_forward", forward), ("_backward", backward)):
+                code = getattr(triton_rotary, kernel)
+                values = named(code, *launch)
+                registers, spilled, number = usage(compiled(code, values))
+                each = round(number / pairs_of_thread(values), 1)
                 print(json.dumps([name, kernel.strip("_"), registers, spilled, each]), flush=True)

@@ -184,6 +184,8 @@ VARIANTS = (
     Variant(name="half"),
     Variant(name="interleaved", layout="interleaved"),
     Variant(name="grouped queries", q_heads=32, k_heads=8),
+    Variant(name="head_dim 128, 16 and 8 heads", q_heads=16, k_heads=8, head_dim=128),
+    Variant(name="head_dim 128, 24 and 8 heads", q_heads=24, k_heads=8, head_dim=128),
     Variant(name="partial, 32 of 64", rotary_dim=32),
     Variant(name="partial, 64 of 256", q_heads=4, k_heads=4, head_dim=256, rotary_dim=64),
     Variant(name="packed positions", packed=True),

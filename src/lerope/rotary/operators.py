@@ -61,7 +61,7 @@ def rotary_backward(
     """
     if not learn and q_gain is None:
         q_out, k_out = turn(q_grad, k_grad, cos, sin, index, half, None, None, eps, back=True)
-        return q_out, q_grad.new_empty(0) if k_grad is None else k_out, cos.new_empty(1 if k_grad is None else 2, 0, 0)
+        return q_out, q_grad.new_empty(0) if k_grad is None else k_out, cos.new_empty(1 if k_grad is None else 2, 0)
     q_out = torch.empty(q_grad.shape, dtype=q_grad.dtype, device=q_grad.device)
     k_out = torch.empty(0 if k_grad is None else k_grad.shape, dtype=q_grad.dtype, device=q_grad.device)
     sums = turn_back(
@@ -87,9 +87,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     size = Size(q_grad, k_grad, cos, index, half, q_gain)
     k = q_grad.new_empty(0) if k_grad is None else k_grad.new_empty(k_grad.shape)
-    parts = 1 if k_grad is None else 2
-    sums = cos.new_empty((parts, size.sum_blocks, size.columns(learn)) if learn or size.norm else (parts, 0, 0))
-    return q_grad.new_empty(q_grad.shape), k, sums
+    return q_grad.new_empty(q_grad.shape), k, cos.new_empty(len(size.parts), size.columns(learn))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -1,13 +1,17 @@
 """Rotary, and RMS norm + rotary, as Triton kernels at the speed of memory, with the gradient of the frequencies.
 
 What makes them fast: cos and sin come from a small float32 table that stays in the GPU's cache; a program takes all
-heads of a token, so that each table row is read once; the backward pass reads only what it would read for fixed
-frequencies and a norm, keeps its sums in registers, and adds up the few sums of all programs in a second, fixed order.
+heads of a token or many, so that a table row is read once or seldom; the backward pass reads only what it would read
+for fixed frequencies and a norm, keeps its sums in registers, and adds up the few sums of all programs in a second,
+fixed order.
 
-Queries and keys share a launch. The check in float64 is `rotate.py`'s formula; `operators.py` is the way to autograd.
+Queries and keys share a launch, each in tiles of its own number of heads. The check in float64 is `rotate.py`'s
+formula; `operators.py` is the way to autograd.
 """
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -23,8 +27,9 @@ except ImportError:  # a Triton for another vendor's GPUs, where nothing starts 
 _STAGES = 3
 # The tile of a program that adds up their sums.
 _SUM_ROWS, _SUM_COLUMNS = 512, 4
-# The most elements of a token that one program takes; further heads go to other programs.
-_MAX_ELEMENTS = 8192
+# The most pairs of a token that one program takes; further heads go to other programs. More need more registers than
+# the programs that share a backward pass can have at once.
+_MAX_PAIRS = 2048
 
 
 @triton.jit
@@ -105,6 +110,12 @@ def _turned(a, b, c, s):
 
 
 @triton.jit
+def _turned_back(a, b, c, s):
+    """By -s, whose sign would cost Triton an instruction."""
+    return a * c + b * s, b * c - a * s
+
+
+@triton.jit
 def _gains(gain, BANDS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, HALF: tl.constexpr):
     """Gains of both numbers of every pair, (1, 1, pairs)."""
     here = tl.full((1, 1, 1), True, tl.int1)
@@ -136,27 +147,29 @@ def _starts(x, token, head, length, row_stride, token_stride, head_stride):
 
 @triton.jit
 def _forward_part(
-    x, out, gain, cos, sin, index, length, num_tokens, num_table, row_stride, token_stride, head_stride, eps,
+    program, x, out, gain, cos, sin, index, length, num_tokens, num_table, row_stride, token_stride, head_stride, eps,
     HEADS: tl.constexpr, DIM: tl.constexpr, BANDS: tl.constexpr, SETS: tl.constexpr, HALF: tl.constexpr,
     HAS_INDEX: tl.constexpr, NORM: tl.constexpr, FULL: tl.constexpr, BACK: tl.constexpr,
     TOKENS: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS))[:, None, None]
-    head = (tl.program_id(1) * PADDED_HEADS + tl.arange(0, PADDED_HEADS))[None, :, None]
+    BLOCKS: tl.constexpr = (HEADS + PADDED_HEADS - 1) // PADDED_HEADS
+    token = (program // BLOCKS * TOKENS + tl.arange(0, TOKENS))[:, None, None]
+    head = (program % BLOCKS * PADDED_HEADS + tl.arange(0, PADDED_HEADS))[None, :, None]
     here = _tokens_left(token, num_tokens, FULL)
     inside = here & (head < HEADS)
     start = _starts(x, token, head, length, row_stride, token_stride, head_stride)
     target = out + (token.to(tl.int64) * HEADS + head) * DIM
     c, s, _ = _angles(cos, sin, index, token, head, here, num_table, HAS_INDEX, SETS, HEADS, BANDS, PADDED)
-    if BACK:
-        s = -s
     a, b = _pair(start, inside, BANDS, DIM, PADDED, HALF)
     if NORM:
         gain_a, gain_b = _gains(gain, BANDS, DIM, PADDED, HALF)
         scale = tl.rsqrt(tl.sum(a * a + b * b, axis=2, keep_dims=True) * (1.0 / DIM) + eps)
         a = a * scale * gain_a
         b = b * scale * gain_b
-    a, b = _turned(a, b, c, s)
+    if BACK:
+        a, b = _turned_back(a, b, c, s)
+    else:
+        a, b = _turned(a, b, c, s)
     _put_pair(target, a, b, inside, BANDS, DIM, PADDED, HALF)
 
 
@@ -168,26 +181,29 @@ def _forward(
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, DIM: tl.constexpr, BANDS: tl.constexpr, SETS: tl.constexpr,
     HALF: tl.constexpr, HAS_INDEX: tl.constexpr, NORM: tl.constexpr, FULL: tl.constexpr,
     BACK: tl.constexpr,
-    TOKENS: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr,
+    Q_TOKENS: tl.constexpr, Q_PADDED_HEADS: tl.constexpr, K_TOKENS: tl.constexpr, K_PADDED_HEADS: tl.constexpr,
+    PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Programs (block of tokens, block of heads, queries or keys)."""
-    if tl.program_id(2) == 0:
+    """Programs: a block of tokens' block of heads each, first those of the queries."""
+    program = tl.program_id(0)
+    q_programs = tl.cdiv(num_tokens, Q_TOKENS) * ((Q_HEADS + Q_PADDED_HEADS - 1) // Q_PADDED_HEADS)
+    if program < q_programs:
         _forward_part(
-            q, q_out, q_gain, cos, sin, index, q_length, num_tokens, num_table, q_row_stride, q_token_stride,
+            program, q, q_out, q_gain, cos, sin, index, q_length, num_tokens, num_table, q_row_stride, q_token_stride,
             q_head_stride, eps, Q_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM, FULL, BACK,
-            TOKENS, PADDED_HEADS, PADDED,
+            Q_TOKENS, Q_PADDED_HEADS, PADDED,
         )  # fmt: skip
     else:
         _forward_part(
-            k, k_out, k_gain, cos, sin, index, k_length, num_tokens, num_table, k_row_stride, k_token_stride,
-            k_head_stride, eps, K_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM, FULL, BACK,
-            TOKENS, PADDED_HEADS, PADDED,
+            program - q_programs, k, k_out, k_gain, cos, sin, index, k_length, num_tokens, num_table, k_row_stride,
+            k_token_stride, k_head_stride, eps, K_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM, FULL, BACK,
+            K_TOKENS, K_PADDED_HEADS, PADDED,
         )  # fmt: skip
 
 
 @triton.jit
 def _backward_part(
-    grad, saved, out, gain, cos, sin, index, offsets, sums,
+    program, programs, grad, saved, out, gain, cos, sin, index, offsets, sums, num_columns,
     grad_length, saved_length, num_tokens, num_table, eps,
     grad_row_stride, grad_token_stride, grad_head_stride, saved_row_stride, saved_token_stride, saved_head_stride,
     out_stride,
@@ -196,14 +212,14 @@ def _backward_part(
     LEARN: tl.constexpr, OWN_OFFSETS: tl.constexpr, STAGES: tl.constexpr,
     TOKENS: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    head = (tl.program_id(1) * PADDED_HEADS + tl.arange(0, PADDED_HEADS))[None, :, None]
+    BLOCKS: tl.constexpr = (HEADS + PADDED_HEADS - 1) // PADDED_HEADS
+    head = (program % BLOCKS * PADDED_HEADS + tl.arange(0, PADDED_HEADS))[None, :, None]
     turning = tl.zeros((TOKENS, PADDED_HEADS, PADDED), tl.float32)
     if NORM:
         gain_a, gain_b = _gains(gain, BANDS, DIM, PADDED, HALF)
         sum_a = tl.zeros((TOKENS, PADDED_HEADS, PADDED), tl.float32)
         sum_b = tl.zeros((TOKENS, PADDED_HEADS, PADDED), tl.float32)
-    num_programs = tl.num_programs(0)
-    for block in tl.range(tl.program_id(0), tl.cdiv(num_tokens, TOKENS), num_programs, num_stages=STAGES):
+    for block in tl.range(program // BLOCKS, tl.cdiv(num_tokens, TOKENS), programs // BLOCKS, num_stages=STAGES):
         token = (block * TOKENS + tl.arange(0, TOKENS))[:, None, None]
         here = _tokens_left(token, num_tokens, FULL)
         inside = here & (head < HEADS)
@@ -212,7 +228,7 @@ def _backward_part(
         c, s, row = _angles(cos, sin, index, token, head, here, num_table, HAS_INDEX, SETS, HEADS, BANDS, PADDED)
         # Turned back: the gradient before the rotation.
         turned_a, turned_b = _pair(start, inside, BANDS, DIM, PADDED, HALF)
-        grad_a, grad_b = _turned(turned_a, turned_b, c, -s)
+        grad_a, grad_b = _turned_back(turned_a, turned_b, c, s)
         if NORM or LEARN:
             origin = _starts(saved, token, head, saved_length, saved_row_stride, saved_token_stride, saved_head_stride)
             a, b = _pair(origin, inside, BANDS, DIM if NORM else 2 * BANDS, PADDED, HALF)
@@ -221,29 +237,35 @@ def _backward_part(
         if NORM:
             # x -> x * scale * gain. Both sums over a head are taken at once, of x as it is.
             squares = tl.sum(a * a + b * b, axis=2, keep_dims=True)
-            along_a = grad_a * a
-            along_b = grad_b * b
-            along = tl.sum(along_a * gain_a + along_b * gain_b, axis=2, keep_dims=True)
+            pull_a = grad_a * gain_a
+            pull_b = grad_b * gain_b
+            along = tl.sum(pull_a * a + pull_b * b, axis=2, keep_dims=True)
             scale = tl.rsqrt(squares * (1.0 / DIM) + eps)
-            sum_a += along_a * scale
-            sum_b += along_b * scale
-            pull = along * scale * scale * scale * (1.0 / DIM)
-            grad_a = grad_a * (gain_a * scale) - a * pull
-            grad_b = grad_b * (gain_b * scale) - b * pull
+            a *= scale
+            b *= scale
+            sum_a += grad_a * a
+            sum_b += grad_b * b
+            along *= scale * (1.0 / DIM)
+            grad_a = (pull_a - a * along) * scale
+            grad_b = (pull_b - b * along) * scale
             if LEARN:
                 # The output again, rounded as it was: with numbers other than those attention saw, what queries and
                 # keys turn each other by would not cancel.
-                a, b = _turned(a * scale * gain_a, b * scale * gain_b, c, s)
+                a, b = _turned(a * gain_a, b * gain_b, c, s)
                 a = a.to(grad.dtype.element_ty).to(tl.float32)
                 b = b.to(grad.dtype.element_ty).to(tl.float32)
         if LEARN:
             # Of the rotated output, so that the incoming gradient goes with it as it is.
             turning += (turned_b * a - turned_a * b) * offset
         _put_pair(target, grad_a, grad_b, inside, BANDS, DIM, PADDED, HALF)
-    # A row of sums for each program: of the frequencies, of its heads where they have their own, and of the gain.
+    # A row of sums for each program: of the frequencies and of the gain. Where heads have frequencies of their own, the
+    # programs that share the heads of a block of tokens lie in one row.
     band = tl.arange(0, PADDED)
     own: tl.constexpr = BANDS * (PADDED_HEADS if SETS > 1 else 1) * LEARN
-    place = sums + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * (own + DIM * NORM)
+    if SETS > 1:
+        place = sums + program // BLOCKS * num_columns + program % BLOCKS * (own + DIM * NORM)
+    else:
+        place = sums + program * num_columns
     if LEARN:
         if SETS > 1:
             number = tl.arange(0, PADDED_HEADS)[:, None]
@@ -259,21 +281,21 @@ def _backward_part(
 
 @triton.jit
 def _add_rows(
-    rows, out, num_parts, num_rows, num_columns, num_shared,
+    rows, out, num_first, num_rows, num_columns, num_shared,
     EARLY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Sums of columns over the rows of a part, and of shared ones over all; programs (block of columns, part).
 
-    The second stage, in one fixed order.
+    The first rows are those of the first part. The second stage, in one fixed order.
     """
     if EARLY:
         gdc_wait()  # for the kernel that fills the rows
     part = tl.program_id(1)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for first in range(0, num_parts * num_rows, ROWS):
+    for first in range(0, num_rows, ROWS):
         row = first + tl.arange(0, ROWS)[:, None]
-        counts = (row // num_rows == part) | ((column < num_shared) & (row < num_parts * num_rows))
+        counts = (row < num_rows) & (((row >= num_first) == (part > 0)) | (column < num_shared))
         total += tl.load(rows + row * num_columns + column, mask=counts & (column < num_columns), other=0.0)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     tl.store(out + part * num_columns + column, tl.sum(total, axis=0), mask=column < num_columns)
@@ -282,31 +304,34 @@ def _add_rows(
 @triton.jit
 def _backward(
     q_grad, k_grad, q_saved, k_saved, q_out, k_out, q_gain, k_gain, cos, sin, index, offsets,
-    q_sums, k_sums,
+    q_sums, k_sums, num_columns, q_programs,
     qg_length, kg_length, qs_length, ks_length, num_tokens, num_table, eps,
     qg_row, qg_token, qg_head, kg_row, kg_token, kg_head, qs_row, qs_token, qs_head, ks_row, ks_token, ks_head,
     q_out_stride, k_out_stride,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, DIM: tl.constexpr, BANDS: tl.constexpr, SETS: tl.constexpr,
     HALF: tl.constexpr, HAS_INDEX: tl.constexpr, NORM: tl.constexpr, FULL: tl.constexpr,
     LEARN: tl.constexpr, OWN_OFFSETS: tl.constexpr, STAGES: tl.constexpr,
-    TOKENS: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr,
+    Q_TOKENS: tl.constexpr, Q_PADDED_HEADS: tl.constexpr, K_TOKENS: tl.constexpr, K_PADDED_HEADS: tl.constexpr,
+    PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Programs (share of the tokens, block of heads, queries or keys)."""
-    if tl.program_id(2) == 0:
+    """Programs: a share of the tokens' block of heads each, first those of the queries."""
+    program = tl.program_id(0)
+    if program < q_programs:
         _backward_part(
-            q_grad, q_saved, q_out, q_gain, cos, sin, index, offsets, q_sums,
+            program, q_programs, q_grad, q_saved, q_out, q_gain, cos, sin, index, offsets, q_sums, num_columns,
             qg_length, qs_length, num_tokens, num_table, eps,
             qg_row, qg_token, qg_head, qs_row, qs_token, qs_head, q_out_stride,
             Q_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM, FULL, LEARN, OWN_OFFSETS, STAGES,
-            TOKENS, PADDED_HEADS, PADDED,
+            Q_TOKENS, Q_PADDED_HEADS, PADDED,
         )  # fmt: skip
     else:
         _backward_part(
-            k_grad, k_saved, k_out, k_gain, cos, sin, index, offsets, k_sums,
+            program - q_programs, tl.num_programs(0) - q_programs,
+            k_grad, k_saved, k_out, k_gain, cos, sin, index, offsets, k_sums, num_columns,
             kg_length, ks_length, num_tokens, num_table, eps,
             kg_row, kg_token, kg_head, ks_row, ks_token, ks_head, k_out_stride,
             K_HEADS, DIM, BANDS, SETS, HALF, HAS_INDEX, NORM, FULL, LEARN, OWN_OFFSETS, STAGES,
-            TOKENS, PADDED_HEADS, PADDED,
+            K_TOKENS, K_PADDED_HEADS, PADDED,
         )  # fmt: skip
 
 
@@ -318,16 +343,15 @@ def turn(
     size = Size(q, k, cos, index, half, q_gain)
     outs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, q if k is None else k)]
     views = [_strided(x) for x in (q, q if k is None else k)]
-    tokens, num_warps = forward_tile(size)
-    grid = (triton.cdiv(size.num_tokens, tokens), size.head_blocks, 1 if k is None else 2)
+    tile = forward_tile(size)
+    programs = [part.blocks * triton.cdiv(size.num_tokens, tile.tokens(part)) for part in size.parts]
     gains = (q, q) if q_gain is None else (q_gain, q_gain if k_gain is None else k_gain)
     if size.num_tokens:
-        _forward[grid](
+        _forward[(sum(programs),)](
             *(x for x, *_ in views), *outs, *gains, cos, sin, cos if index is None else index,
             *(length for _, length, *_ in views), size.num_tokens, len(cos), eps,
             *(stride for _, _, *strides in views for stride in strides),
-            *size.constants, FULL=size.num_tokens % tokens == 0, BACK=back, TOKENS=tokens, **size.padded,
-            num_warps=num_warps,
+            *size.constants, BACK=back, **tile.constants(size),
         )  # fmt: skip
     return outs[0], outs[1]
 
@@ -346,38 +370,38 @@ def turn_back(
     grads = (q_grad, q_grad if k_grad is None else k_grad)
     saved = [grad if kept is None else kept for grad, kept in zip(grads, (q_saved, k_saved), strict=True)]
     views = [_strided(x) for x in (*grads, *saved)]
-    tokens, num_warps = backward_tile(size)
-    parts, columns = 1 if k_grad is None else 2, size.columns(learn)
-    programs = max(1, min(num_programs(size) // parts, triton.cdiv(size.num_tokens, tokens)))
-    rows = torch.empty(parts, programs * size.head_blocks, columns, dtype=torch.float32, device=q_grad.device)
+    tile, columns = backward_tile(size), size.columns(learn)
+    programs = shares(size, tile)
+    num_rows = [share // part.row_blocks for share, part in zip(programs, size.parts, strict=True)]
+    uneven = any(size.row(part, learn) < columns for part in size.parts)
+    make = torch.zeros if uneven else torch.empty
+    rows = make(sum(num_rows), columns, dtype=torch.float32, device=q_grad.device)
     gains = (q_grad, q_grad) if q_gain is None else (q_gain, q_gain if k_gain is None else k_gain)
-    _backward[(programs, size.head_blocks, parts)](
-        *(x for x, *_ in views), q_out, k_out, *gains, cos, sin, cos if index is None else index, offsets, rows[0],
-        rows[-1], *(length for _, length, *_ in views), size.num_tokens, len(cos), eps,
+    _backward[(sum(programs),)](
+        *(x for x, *_ in views), q_out, k_out, *gains, cos, sin, cos if index is None else index, offsets, rows,
+        rows[num_rows[0] :], columns, programs[0], *(length for _, length, *_ in views), size.num_tokens, len(cos), eps,
         *(stride for _, _, *strides in views for stride in strides), q_out.stride(-3), k_out.stride(-3),
-        *size.constants, FULL=size.num_tokens % tokens == 0, LEARN=learn,
-        OWN_OFFSETS=len(offsets) == size.num_tokens, STAGES=_STAGES, TOKENS=tokens, **size.padded, num_warps=num_warps,
+        *size.constants, LEARN=learn, OWN_OFFSETS=len(offsets) == size.num_tokens, STAGES=_STAGES,
+        **tile.constants(size),
     )  # fmt: skip
-    if size.sets > 1:  # a block of heads has sums of its own
-        rows = rows.view(parts, programs, size.sum_blocks * columns)
-    sums = add_rows(rows, size.bands * learn if size.sets == 1 else 0)
-    return sums.view(parts, size.sum_blocks, columns)
+    return add_rows(rows, num_rows, size.bands * learn if size.sets == 1 else 0)
 
 
-def add_rows(rows: Tensor, num_shared: int = 0) -> Tensor:
-    """(parts, rows, columns) -> (parts, columns), summed in one fixed order.
+def add_rows(rows: Tensor, num_rows: Sequence[int] = (), num_shared: int = 0) -> Tensor:
+    """(rows, columns) -> (parts, columns), summed in one fixed order.
 
     Args:
+        num_rows: of each part, one after the other; by default all rows are one part.
         num_shared: how many columns, the first ones, are summed over all parts.
     """
-    parts, num_rows, columns = rows.shape
+    parts, columns = max(1, len(num_rows)), rows.shape[-1]
     sums = torch.empty(parts, columns, dtype=torch.float32, device=rows.device)
     if sums.numel():
         grid = (triton.cdiv(columns, _SUM_COLUMNS), parts)
         early = _starts_early(rows.device)
         _add_rows[grid](
-            rows, sums, parts, num_rows, columns, num_shared, EARLY=early, ROWS=_SUM_ROWS, COLUMNS=_SUM_COLUMNS,
-            num_warps=8, **({"launch_pdl": True} if early else {}),
+            rows, sums, num_rows[0] if num_rows else len(rows), len(rows), columns, num_shared, EARLY=early,
+            ROWS=_SUM_ROWS, COLUMNS=_SUM_COLUMNS, num_warps=8, **({"launch_pdl": True} if early else {}),
         )  # fmt: skip
     return sums
 
@@ -393,38 +417,84 @@ def gradients(sums: Tensor, size: "Size", learn: bool) -> tuple[Tensor | None, T
     frequencies: Tensor | None = None
     q_gain: Tensor | None = None
     k_gain: Tensor | None = None
+    blocks = [
+        row[: size.row(part, learn)].view(part.row_blocks, size.row(part, learn) // part.row_blocks)
+        for row, part in zip(sums, size.parts, strict=True)
+    ]
     if learn and size.sets == 1:
-        frequencies = sums[0, :, : size.bands]
+        frequencies = sums[:1, : size.bands]
     elif learn:
-        heads = sums[..., : size.columns(learn) - size.norm * size.dim].reshape(len(sums), -1, size.bands)
-        counts = (size.q_heads, size.k_heads)[: len(sums)]
-        of_sets = [part[:count].unflatten(0, (size.sets, -1)).sum(1) for part, count in zip(heads, counts, strict=True)]
+        of_sets = []
+        for own, part in zip(blocks, size.parts, strict=True):
+            heads = own[:, : part.padded_heads * size.bands].reshape(-1, size.bands)[: part.heads]
+            of_sets.append(heads.unflatten(0, (size.sets, -1)).sum(1))
         frequencies = torch.stack(of_sets).sum(0)
     if size.norm:
-        own = sums[..., -size.dim :]
-        q_gain, *rest = own[:, 0] if size.sum_blocks == 1 else own.sum(1)
+        gains = [own[:, -size.dim :] for own in blocks]
+        q_gain, *rest = (own[0] if len(own) == 1 else own.sum(0) for own in gains)
         k_gain = rest[0] if rest else None
     return frequencies, q_gain, k_gain
 
 
-def forward_tile(size: "Size") -> tuple[int, int]:
-    """Tokens a program takes and its warps; measured on an H200."""
-    tokens = _power(1024 // size.elements)
-    return tokens, max(1 if size.sets == 1 else 2, min(8, _power(tokens * size.elements // 1024)))
+class Part(NamedTuple):
+    """Queries or keys: how a launch deals out the heads of a token."""
+
+    heads: int
+    padded_heads: int
+    """Heads of one program, a power of two; some of them may not exist."""
+    blocks: int
+    """Programs that share the heads."""
+    row_blocks: int
+    """Those whose sums lie in one row: all where heads have frequencies of their own, else one."""
 
 
-def backward_tile(size: "Size") -> tuple[int, int]:
-    """Tokens a program takes at a time and its warps; measured on an H200 for the layouts of `lerope bench`.
+class Tile(NamedTuple):
+    """What a program takes at a time: pairs of numbers for queries or keys, and its warps."""
 
-    With few warps Triton spreads a large head over them in a way that a norm has to convert, at twice the instructions.
-    """
-    num_warps, of_warp = 2, 1024
-    if size.sets > 1:
-        of_warp = 512
-    elif size.norm:
-        num_warps = min(8, max(2, size.padded["PADDED"] // 16))
-    tokens = _power(num_warps * of_warp // size.elements)
-    return tokens, max(num_warps, min(8, _power(tokens * size.elements // 1024)))
+    pairs: int
+    num_warps: int
+    padded: int
+
+    def tokens(self, part: Part) -> int:
+        return max(1, self.pairs // (part.padded_heads * self.padded))
+
+    def constants(self, size: "Size") -> dict[str, int]:
+        """Of a launch."""
+        q, k = size.parts[0], size.parts[-1]
+        tokens = (self.tokens(q), self.tokens(k))
+        return {
+            "FULL": size.num_tokens % max(tokens) == 0, "Q_TOKENS": tokens[0], "Q_PADDED_HEADS": q.padded_heads,
+            "K_TOKENS": tokens[1], "K_PADDED_HEADS": k.padded_heads, "PADDED": size.padded, "num_warps": self.num_warps,
+        }  # fmt: skip
+
+
+def forward_tile(size: "Size") -> Tile:
+    """Measured on an H200 for the layouts of `lerope bench`."""
+    num_warps = 1 if size.sets == 1 else _least_warps(size)
+    pairs = max(512, 256 * num_warps, size.most)
+    return Tile(pairs, max(num_warps, min(8, _power(pairs // 512))), size.padded)
+
+
+def backward_tile(size: "Size") -> Tile:
+    """Measured on an H200 for the layouts of `lerope bench`."""
+    num_warps = _least_warps(size)
+    pairs = max(num_warps * (512 if size.sets == 1 else 256), size.most)
+    return Tile(pairs, max(num_warps, min(8, _power(pairs // 512))), size.padded)
+
+
+def _least_warps(size: "Size") -> int:
+    """With few warps Triton spreads a large head over them in a way that a norm has to convert: more instructions."""
+    return min(8, max(2, size.padded // 16)) if size.norm else 2
+
+
+def shares(size: "Size", tile: Tile) -> list[int]:
+    """Programs of a backward pass for queries and for keys, so many that all end at about the same time."""
+    work = [part.padded_heads * part.blocks for part in size.parts]
+    found = []
+    for part, own in zip(size.parts, work, strict=True):
+        share = num_programs(size) * own // (sum(work) * part.blocks)
+        found.append(part.blocks * max(1, min(share, triton.cdiv(size.num_tokens, tile.tokens(part)))))
+    return found
 
 
 def _power(number: int) -> int:
@@ -434,39 +504,47 @@ def _power(number: int) -> int:
 
 def num_programs(size: "Size") -> int:
     """Programs that share the tokens of a backward pass: measured, not the GPU's, so that sums agree on all GPUs."""
-    if size.sets > 1:
-        return 792 if size.norm else 1056
     if size.norm:
-        return 1056 // backward_tile(size)[1]
-    return 396 if size.q_heads == size.k_heads else 1056  # or one of them would end long before the other
+        return (1056 if size.sets == 1 else 1584) // backward_tile(size).num_warps
+    return 396 if size.sets == 1 else 1056
 
 
 class Size:
     """The sizes a launch needs, from its arguments."""
 
-    def columns(self, learn: bool) -> int:
-        """Sums that a program of the backward pass leaves."""
-        own_heads = self.padded["PADDED_HEADS"] if self.sets > 1 else 1
-        return self.bands * own_heads * learn + self.dim * self.norm
-
     def __init__(
         self, q: Tensor, k: Tensor | None, cos: Tensor, index: Tensor | None, half: bool, gain: Tensor | None
     ) -> None:
         self.dim, self.sets, self.bands = q.shape[-1], cos.shape[1], cos.shape[2]
-        self.q_heads, self.k_heads = q.shape[-2], (q if k is None else k).shape[-2]
         self.num_tokens = math.prod(q.shape[:-2])
         self.norm = gain is not None
-        padded = triton.next_power_of_2((self.dim + 1) // 2)
-        most = max(self.q_heads, self.k_heads)
-        padded_heads = min(triton.next_power_of_2(most), _power(_MAX_ELEMENTS // (2 * padded)))
-        self.head_blocks = triton.cdiv(most, padded_heads)
-        self.sum_blocks = 1 if self.sets == 1 else self.head_blocks
-        """Blocks of heads that keep sums apart: where heads have frequencies of their own."""
-        self.elements = padded_heads * 2 * padded
-        self.padded = {"PADDED_HEADS": padded_heads, "PADDED": padded}
+        self.padded = triton.next_power_of_2((self.dim + 1) // 2)
+        self.parts = [self._part(x.shape[-2]) for x in (q, k) if x is not None]
+        self.most = max(part.padded_heads for part in self.parts) * self.padded
+        """Pairs of a token that a program takes, at most."""
         self.constants = (
-            self.q_heads, self.k_heads, self.dim, self.bands, self.sets, half, index is not None, self.norm
+            self.parts[0].heads, self.parts[-1].heads, self.dim, self.bands, self.sets, half, index is not None,
+            self.norm,
         )  # fmt: skip
+
+    def _part(self, heads: int) -> Part:
+        # Heads with frequencies of their own have rows of the tables to wait for as well.
+        pairs = _MAX_PAIRS if self.sets == 1 else _MAX_PAIRS // 4
+        most = min(triton.next_power_of_2(heads), _power(pairs // self.padded))
+        sizes = (most >> i for i in range(most.bit_length()))
+        # A token's row of the tables, which each program reads, costs about as much as a head.
+        padded_heads = min(sizes, key=lambda size: triton.cdiv(heads, size) * (size + 1))
+        blocks = triton.cdiv(heads, padded_heads)
+        return Part(heads, padded_heads, blocks, blocks if self.sets > 1 else 1)
+
+    def row(self, part: Part, learn: bool) -> int:
+        """Sums that the programs of a block of tokens leave."""
+        own_heads = part.padded_heads if self.sets > 1 else 1
+        return part.row_blocks * (self.bands * own_heads * learn + self.dim * self.norm)
+
+    def columns(self, learn: bool) -> int:
+        """Of all rows of sums; those of keys may be shorter where heads have frequencies of their own."""
+        return max(self.row(part, learn) for part in self.parts)
 
 
 def _strided(x: Tensor) -> tuple[Tensor, int, int, int, int]:

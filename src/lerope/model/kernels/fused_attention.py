@@ -73,7 +73,7 @@ def _(
     k: Tensor, learn: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     size = triton_rotary.Size(q, k, cos, index, half, q_gain)
-    return qkv.new_empty(qkv.shape), cos.new_empty(2, size.sum_blocks, size.columns(learn))
+    return qkv.new_empty(qkv.shape), cos.new_empty(2, size.columns(learn))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

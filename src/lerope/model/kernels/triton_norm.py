@@ -112,7 +112,7 @@ def add_norm_backward(
     num_rows = total.numel() // width
     rows, num_warps = tile(width)
     programs = max(1, min(_BACKWARD_PROGRAMS, triton.cdiv(num_rows, rows)))
-    sums = torch.empty(1, programs, width, dtype=torch.float32, device=total.device)
+    sums = torch.empty(programs, width, dtype=torch.float32, device=total.device)
     _backward[(programs,)](
         grad, total if stream is None else stream, total, gain, scales, x_grad, branch_grad if two else x_grad, sums,
         num_rows, ADD=stream is not None, TWO=two, WIDTH=width, PADDED=triton.next_power_of_2(width), ROWS=rows,
