@@ -95,7 +95,7 @@ def beyond_page(folder: Path) -> str:
 
 
 def _beyond_part(name: str, heading: str, made: list[reach.Row], waiting: list[str]) -> str:
-    lines = [f"## {heading}", "", reach.aims(made), "", reach.table(made), ""]
+    lines = [f"## {heading}", "", reach.aims(made), "", reach.verdict(made), "", reach.table(made), ""]
     if waiting:
         lines += [f"Not measured yet: {', '.join(f'`{label}`' for label in waiting)}.", ""]
     figures = [(BEYOND, reach.TITLE, reach.CAPTION), (beyond.NAME, beyond.TITLE, beyond.CAPTION)]
@@ -107,8 +107,9 @@ def _beyond_part(name: str, heading: str, made: list[reach.Row], waiting: list[s
 
 def _winner_part(made: list[reach.Row]) -> str:
     """The best of them again, with as many seeds as there are."""
-    seeds = ", ".join(f"`{row.label}` with {row.num_seeds}" for row in made)
-    return "\n".join([f"With more seeds ({seeds}): {reach.aims(made)}", "", reach.table(made), ""])
+    seeds = ", ".join(f"{row.num_seeds} of `{row.label}`" for row in made)
+    sentence = f"### With more seeds\n\nRuns: {seeds}. {reach.aims(made)}"
+    return "\n".join([sentence, "", reach.verdict(made), "", reach.table(made), ""])
 
 
 def digest(folder: Path) -> str:

@@ -170,15 +170,25 @@ def aims(made: list[Row]) -> str:
     return text
 
 
-def goal(row: Row, made: list[Row]) -> str:
+def met(row: Row, made: list[Row]) -> list[str]:
     """Which of the two conditions a row meets."""
     rope = next((row for row in made if row.label == "rope"), None)
-    met = ["inside"] * (row.kept is not None and row.kept >= KEPT)
+    found = ["inside"] * (row.kept is not None and row.kept >= KEPT)
     if rope is not None:
         outside, by_yarn = (row.beyond[1, TIMES] <= (1 + WORSE) * best(rope, *of)[1] for of in ((), ("yarn",)))
-        met += ["outside"] * outside + ["outside, by YaRN"] * (by_yarn and not outside)
-    text = "; ".join(met)
-    return f"**{text}**" if len(met) > 1 else text
+        found += ["outside"] * outside + ["outside, by YaRN"] * (by_yarn and not outside)
+    return found
+
+
+def verdict(made: list[Row]) -> str:
+    """Which candidates come how far, in a sentence or two; nothing without any."""
+    groups: dict[str, list[str]] = {}
+    for row in made:
+        if row.label != "rope":
+            groups.setdefault(" and ".join(met(row, made)), []).append(f"`{row.label}`")
+    order = sorted(groups.items(), key=lambda pair: (-len(pair[0].split(" and ")) * bool(pair[0]), pair[0]))
+    parts = [f"{words or 'neither'}: {', '.join(labels)}" for words, labels in order]
+    return f"**What meets the goal**: {'; '.join(parts)}." if parts else ""
 
 
 def table(made: list[Row]) -> str:
@@ -192,7 +202,9 @@ def table(made: list[Row]) -> str:
             way, least = best(row)
             extended = f"{least:.2f}: {extension(*way)}"
         cells = [f"`{row.label}`", row.inside, kept, *(f"{row.beyond[windows]:.2f}" for windows in SPANS), extended]
-        lines.append("| " + " | ".join([*cells, row.wavelength, step, goal(row, made)]) + " |")
+        goals = met(row, made)
+        words = f"**{'; '.join(goals)}**" if len(goals) > 1 else "".join(goals)
+        lines.append("| " + " | ".join([*cells, row.wavelength, step, words]) + " |")
     return "\n".join(lines)
 
 

@@ -225,7 +225,10 @@ def test_how_far_candidates_reach(tmp_path, monkeypatch):
     assert rope.extended == {("none", 0.0): pytest.approx(math.exp(3.505)), ("yarn", 0.1): pytest.approx(math.exp(3.2))}
     assert lerope.kept == 1
     assert lerope.inside.startswith("-0.0100 (")
-    assert [reach.goal(row, made) for row in made] == ["", "**inside; outside**", "outside"]
+    assert [reach.met(row, made) for row in made] == [[], ["inside", "outside"], ["outside"]]
+    assert reach.verdict(made) == (
+        "**What meets the goal**: inside and outside: `lerope`; outside: `rope, extension learned`."
+    )
     assert on.beyond == {(1, 2): pytest.approx(math.exp(3.25)), (2, 4): pytest.approx(math.exp(3.1)),
                          (1, 4): pytest.approx(math.exp(3.15))}  # fmt: skip
     assert on.inside == "+0.0200"
@@ -233,4 +236,5 @@ def test_how_far_candidates_reach(tmp_path, monkeypatch):
     table = reach.table(made).splitlines()
     assert len(table) == 2 + 3
     assert f"| {math.exp(3.2):.2f}: YaRN, c = 0.1 |" in table[2]
+    assert table[3].endswith("| **inside; outside** |")
     assert f"the goal is {1.02 * math.exp(3.2):.2f}." in reach.aims(made)
