@@ -17,6 +17,7 @@ from lerope.report.payload import payload, run_payload
 from lerope.report.payload.bands import MAX_DISTANCES
 from lerope.results import SlowestRemovals
 from tests.report.example import LENGTH, _Run, write_example
+from tests.scaling.run_files import write_run
 from tests.train.runs import edit
 
 MOST_BYTES = 6_000_000
@@ -348,3 +349,14 @@ def test_embedded_json_cannot_end_its_element():
     found = embedded({"name": text})
     assert not set("<>&\u2028\u2029") & set(found)
     assert json.loads(found) == {"name": text}
+
+
+def test_runs_that_start_from_others_leave_the_verdict_to_the_rest(tmp_path):
+    """One of the same encoding, seed and length as another is no second run of it."""
+    for encoding, loss in (("rope", 3.0), ("lerope", 2.99)):
+        write_run(tmp_path / f"52M-{encoding}-42", encoding, 42, loss)
+    write_run(tmp_path / "later", "lerope", 42, 2.5, recipe={"start_from": "52M-lerope-42", "learn": "rotation"})
+    bundle = collect([tmp_path])
+    assert payload(bundle)["verdict"]["text"].startswith("LeRoPE is 0.0100 nats below RoPE")
+    (note,) = bundle.notes
+    assert note.startswith("1 of the evaluated runs have other data or train lengths, started from other runs or")

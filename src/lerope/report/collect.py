@@ -97,18 +97,22 @@ def collect(paths: Sequence[Path]) -> Bundle:
 
 
 def _comparable(runs: list[RunFiles], notes: list[str]) -> list[RunFiles]:
-    """Finished runs with the same data and train length that were evaluated alike: the largest such group."""
-    groups: dict[tuple[str, int, str], list[RunFiles]] = {}
+    """Finished runs with the same data and train length that were evaluated alike, all trained from scratch or none:
+    the largest such group."""
+    groups: dict[tuple[Any, ...], list[RunFiles]] = {}
     for files in runs:
         evaluation = files.result(Evaluation, "eval")
         if files.run.finished and evaluation is not None:
             alike = repr(sorted(evaluation.settings.items()))
-            groups.setdefault((files.run.identity.data, files.run.recipe.row_length, alike), []).append(files)
+            recipe = files.run.recipe
+            same = files.run.identity.data, recipe.row_length, recipe.start_from is None, alike
+            groups.setdefault(same, []).append(files)
     chosen = max(groups.values(), key=len, default=[])
     left_out = sum(map(len, groups.values())) - len(chosen)
     if left_out:
-        why = "have other data or train lengths, or were evaluated differently, and are not compared"
-        notes.append(f"{left_out} of the evaluated runs {why}; `lerope eval` with the same options scores them alike.")
+        why = "have other data or train lengths, started from other runs or were evaluated differently"
+        alike = "`lerope eval` with the same options scores runs alike"
+        notes.append(f"{left_out} of the evaluated runs {why}, and are not compared; {alike}.")
     return chosen
 
 

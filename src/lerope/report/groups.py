@@ -66,11 +66,16 @@ def rungs_beside_paper(runs: Iterable[RunFiles]) -> list[str]:
 
 
 def main_study(bundle: Bundle) -> list[RunFiles]:
-    """The runs that are compared: of one corpus and train length, one learning rate per rung, each seed once.
+    """The runs that are compared: of one corpus and train length, one learning rate per rung, each seed once, and all
+    trained from scratch or none.
 
     Those with the most evaluated runs, or else the most runs.
     """
-    chosen = _largest(bundle.runs, lambda files: (files.run.identity.data, train_length(files)))
+
+    def of_one(files: RunFiles) -> Any:
+        return files.run.identity.data, train_length(files), files.run.recipe.start_from is None
+
+    chosen = _largest(bundle.runs, of_one)
     found: list[RunFiles] = []
     for runs in by_rung(chosen).values():
         alike = _largest(runs, lambda files: files.run.recipe.learning_rate)
