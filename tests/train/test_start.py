@@ -135,6 +135,22 @@ def test_another_model_where_it_started_is_noticed(data, first, tmp_path):
         tiny_run(data, out, **changes)
 
 
+def test_files_may_be_spelled_otherwise_when_a_run_resumes(data, first, tmp_path):
+    out, spelled = tmp_path / "run", first.parent / "x" / ".." / first.name
+    (first.parent / "x").mkdir()
+
+    def changes(source: Path) -> dict:
+        return {"start_from": str(source), "encoding": str(source / "model" / "frequencies.json"), **LONGER}
+
+    tiny_run(data, out, hooks=[StopAt(3)], **changes(first))
+    with pytest.raises(ValueError, match="its recipe.encoding is .*frequencies.json.*, not 'rope'; use that value"):
+        tiny_run(data, out, **{**changes(spelled), "encoding": "rope"})
+    with pytest.raises(ValueError, match="its recipe.start_from is .*, not None; use that value"):
+        tiny_run(data, out, **{**changes(spelled), "start_from": None})
+    assert tiny_run(data, out, **changes(spelled)).finished
+    assert read_run(out).recipe.start_from == str(first)
+
+
 def test_what_cannot_be_started_from(data, first, tmp_path):
     def refuse(sentence: str, **changes) -> None:
         with pytest.raises(ValueError, match=sentence):

@@ -67,15 +67,15 @@ class PlannedRun:
         return recipe(self.rung, self.spec(out), self.seed, **{**self._start(out), **self.changes})
 
     def spec(self, out: Path) -> str:
-        """What `--encoding` takes; a file by its absolute path, so that it is the same however `out` is spelled."""
+        """What `--encoding` takes."""
         if self.encoding != FROZEN or self.after is None:
             return self.encoding
-        return str(out.resolve() / self.after / "model" / "frequencies.json")
+        return str(out / self.after / "model" / "frequencies.json")
 
     def _start(self, out: Path) -> dict[str, Any]:
         """The run whose weights this one starts from, as a field of the recipe."""
         starts = self.encoding != FROZEN and self.after is not None
-        return {"start_from": str(out.resolve() / str(self.after))} if starts else {}
+        return {"start_from": str(out / str(self.after))} if starts else {}
 
     def commands(self, data: Path, out: Path) -> list[list[str]]:
         """Arguments of `lerope` to train and measure this run."""

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from lerope.core import run as core
+from lerope.core.encoding import FROZEN
 from lerope.core.files import differences, read_lines, write_whole
 from lerope.core.locks import locked
+from lerope.core.recipe import Recipe
 from lerope.core.run import CHECKPOINTS, HISTORY, METRICS, MODEL, RUN, Identity, Run, Start, is_run, now, read_run
 
 
@@ -42,6 +44,7 @@ class RunDirectory:
     def open(self, identity: Identity, start: Start) -> bool:
         """Writes run.json, or checks that it is the same run and adds a start. Returns whether the run is finished."""
         run = read_run(self.path) if is_run(self.path) else Run(self.path, identity, False, now(), [])
+        identity = replace(identity, recipe=_with_paths_of(run.identity.recipe, identity.recipe))
         found = list(differences(asdict(run.identity), asdict(identity)))
         if found and self._has_begun():
             raise ValueError(f"{self.path} is a different run: {_difference(*found[0])}, or choose another --out.")
@@ -64,6 +67,15 @@ class RunDirectory:
             if path.exists():
                 kept = [json.dumps(record) for record in read_lines(path) if record and _step(record) <= step]
                 write_whole(path, "\n".join(kept)) if kept else path.unlink()
+
+
+def _with_paths_of(old: Recipe, new: Recipe) -> Recipe:
+    """The new recipe with files as the old one names them: what is in them is compared by its hash."""
+    if old.start_from and new.start_from:
+        new = replace(new, start_from=old.start_from)
+    if FROZEN == old.spec.family == new.spec.family and old.spec.options == new.spec.options:
+        new = replace(new, encoding=old.encoding)
+    return new
 
 
 def _step(record: dict[str, Any]) -> float:
