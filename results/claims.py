@@ -1,7 +1,7 @@
 """What the paper claims, beside what archived runs say: every number is computed from result files.
 
-A claim about a number agrees if the paper's lies in our 95 % interval. Otherwise our interval decides: whether there is
-an effect at all, and in the paper's direction.
+A claim about a number is first whether there is an effect at all, by our 95 % interval; then it agrees if the paper's
+lies in that interval, or goes in the same direction. A claim about an order agrees if every seed has it.
 """
 
 import math
@@ -19,13 +19,16 @@ from lerope.launch.progress import difference
 from lerope.launch.study import PlannedRun, Study
 from lerope.paper import numbers
 from lerope.report.collect import RunFiles, read_files
-from lerope.results import Bands, Comparison, Extrapolation, ExtrapolationRow, LearnedFrequencies, MethodEffect, Needle
+from lerope.report.measured import needle
+from lerope.results import Bands, Comparison, Extrapolation, ExtrapolationRow, LearnedFrequencies, MethodEffect
 from lerope.scaling.compare import compare
 from lerope.scaling.wavelengths import left_out_of_ratio
 
 AGREES, SAME, NOISE, DIFFERS, WAITING = "agrees", "same direction", "not told from noise", "differs", "not measured yet"
 LEAST_CORRELATION = 0.9
 """From here on, two seeds' profiles count as the same."""
+_FEWEST = 3
+"""Lengths that a law is asked of."""
 NEAR = 0.1
 """How far a wavelength may be from the paper's multiple of the window, relative to it, and still agree."""
 
@@ -82,10 +85,10 @@ def _setting(files: RunFiles) -> tuple[str, int]:
 
 def number_verdict(paper: float, low: float, high: float) -> str:
     """What an interval says about the paper's number."""
-    if low <= paper <= high:
-        return AGREES
     if low <= 0 <= high:
         return NOISE
+    if low <= paper <= high:
+        return AGREES
     return SAME if (paper < 0) == (high < 0) else DIFFERS
 
 
@@ -134,7 +137,7 @@ def _difference_claim(study: str, paper: str, value: float, effect: MethodEffect
         study,
         paper,
         f"{effect['difference']:+.4f} nats ({low:+.4f} to {high:+.4f}; {over})",
-        number_verdict(value, low, high),
+        of_seeds(number_verdict(value, low, high), effect["num_seeds"]),
         note,
     )
 
@@ -165,13 +168,14 @@ def _effect(text: Archive) -> list[Claim]:
 
 def _ahead(text: Archive) -> Claim:
     """A gain of any size."""
-    claim = Claim("effect", "LeRoPE is ahead of RoPE at every size")
+    claim = Claim("effect", "LeRoPE is ahead of RoPE")
     effect = _against_rope(text.compared(text.studies.effect()), "lerope", "demo")
     if effect is None:
         return claim
     low, high, over = interval(effect)
     measured = f"{effect['difference']:+.4f} nats ({low:+.4f} to {high:+.4f}; {over})"
-    return replace(claim, measured=measured, verdict=AGREES if high < 0 else DIFFERS if low > 0 else NOISE)
+    verdict = AGREES if high < 0 else DIFFERS if low > 0 else NOISE
+    return replace(claim, measured=measured, verdict=of_seeds(verdict, effect["num_seeds"]))
 
 
 def _every_seed(text: Archive) -> Claim:
@@ -245,11 +249,15 @@ def _log_scales(files: RunFiles) -> list[float]:
 def _window(text: Archive) -> list[Claim]:
     ratio = float(numbers.WAVELENGTH_BY_LENGTH)
     claim = Claim("window", f"the dominant wavelength grows with the window L as {ratio} L")
-    found = [files.result(Bands) for files in text.files(text.studies.window())]
-    whole = [bands for bands in found if bands is not None and left_out_of_ratio(bands) is None]
+    found = [bands for files in text.files(text.studies.window(), "lerope")
+             if (bands := files.result(Bands)) is not None]  # fmt: skip
+    whole = [bands for bands in found if left_out_of_ratio(bands) is None]
     points = [(bands.train_length, bands.dominant_wavelength) for bands in whole if bands.dominant_wavelength]
-    if len(points) < 3:
+    if len(found) < _FEWEST:
         return [claim]
+    count = f"{len(points)} of {len(found)} runs have a band that stands out"
+    if len(points) < _FEWEST:
+        return [replace(claim, measured=count, verdict=of_seeds(DIFFERS, 1))]
     x, y = np.log(np.array(points, np.float64)).T
     slope, error = _slope(x, y)
     words = ", ".join(f"{wavelength / length:.2f} at {length:,}" for length, wavelength in points)
@@ -261,8 +269,8 @@ def _window(text: Archive) -> list[Claim]:
             claim.study,
             claim.paper,
             f"L to the power {slope:.2f} ± {error:.2f}; wavelength / window {words}",
-            verdict,
-            f"{len(points)} of {len(found)} runs have a band that stands out; agrees within {2 * NEAR:.0%}",
+            of_seeds(verdict, 1),
+            f"{count}; agrees within {2 * NEAR:.0%}",
         )
     ]
 
@@ -286,7 +294,7 @@ def _frozen(text: Archive) -> Claim:
     return replace(
         claim,
         measured=f"{gain['perplexity']:.0%} ({low:.0%} to {high:.0%} over documents)",
-        verdict=AGREES if low <= share <= high else SAME if low > 0 else NOISE,
+        verdict=of_seeds(number_verdict(share, low, high), 1),
     )
 
 
@@ -324,10 +332,12 @@ def _size(text: Archive) -> list[Claim]:
     ahead = [high < 0 for *_, high in parts]
     words = "; ".join(f"{rung} {value:+.4f} ({low:+.4f} to {high:+.4f})" for rung, value, low, high in parts)
     behind = any(low > 0 for _, _, low, _ in parts)
-    return [
-        Claim(claim.study, claim.paper, words, AGREES if all(ahead) else DIFFERS if behind else NOISE,
-              f"{campaign.SIZE_STEPS:,} steps at each size, one seed")
-    ]  # fmt: skip
+    sizes = len({run.rung for run in campaign.size().runs})
+    verdict = AGREES if all(ahead) else DIFFERS if behind else NOISE
+    if len(parts) < sizes:
+        verdict += f", {len(parts)} of {sizes} sizes"
+    note = f"{campaign.SIZE_STEPS:,} steps at each size"
+    return [Claim(claim.study, claim.paper, words, of_seeds(verdict, 1), note)]
 
 
 def _code(english: Archive, code: Archive) -> list[Claim]:
@@ -338,12 +348,14 @@ def _code(english: Archive, code: Archive) -> list[Claim]:
     other = _against_rope(english.compared(english.studies.effect()), "lerope")
     if effect is not None and other is not None:
         more = other["difference"] - effect["difference"]
+        # Two texts are independent, so that halves of intervals add as standard errors do.
+        error = math.hypot(*((high - low) / 2 for low, high, _ in (interval(effect), interval(other))))
+        verdict = NOISE if abs(more) <= error else AGREES if more > 0 else DIFFERS
         larger = Claim(
             larger.study,
             larger.paper,
-            f"code {effect['difference']:+.4f}, English {other['difference']:+.4f} nats",
-            AGREES if more > 0 else DIFFERS,
-            "two corpora, so without an interval",
+            f"code {effect['difference']:+.4f}, English {other['difference']:+.4f} nats; {more:+.4f} ± {error:.4f} more",
+            of_seeds(verdict, min(effect["num_seeds"], other["num_seeds"])),
         )
     return [first, larger]
 
@@ -355,7 +367,7 @@ def _reach(text: Archive) -> list[Claim]:
         )
 
     return [
-        _paired(text, "reach", "beyond the window LeRoPE falls off faster than RoPE", perplexity("none"), 1,
+        _paired(text, "reach", "beyond the window LeRoPE, not extended, loses more than RoPE", perplexity("none"), 1,
                 "perplexity of tokens beyond the window"),
         _paired(text, "reach", "with YaRN LeRoPE leads beyond the window", perplexity("yarn"), -1,
                 "perplexity of tokens beyond the window, c = 0.1"),
@@ -375,7 +387,7 @@ def _usual(row: ExtrapolationRow) -> bool:
 
 def _needle(text: Archive) -> list[Claim]:
     def rate(files: RunFiles) -> float | None:
-        found = files.result(Needle, "needle")
+        found = needle(files, long=False)
         if found is None:
             return None
         return sum(cell["num_correct"] for cell in found.totals) / sum(cell["num_samples"] for cell in found.totals)

@@ -47,13 +47,15 @@ FIGURES = {
 }
 STUDIES = {"english": campaign, "code": campaign, "laptop": laptop}
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
-RULE = """*Agrees*: the paper's number lies in our 95 % interval. *Same direction*: it does not, but there is an effect
-of the same sign. *Not told from noise*: our interval includes no effect. *Differs*: what we measured says otherwise."""
+RULE = """*Not told from noise*: our 95 % interval includes no effect, or seeds disagree. *Agrees*: the paper's number lies
+in an interval that does not; or, where the claim is an order and has no number, every seed has that order. *Same
+direction*: the number lies outside, but there is an effect of its sign. *Differs*: what we measured says otherwise.
+*One seed*: another may change it."""
 INTRO = """# Results
 
-What the paper claims, beside what runs of this repository measured. Everything below is computed by `make results`
-from the archived runs in the folder `results`; no number is typed by hand, and a test fails if this page is not what
-they say. The runs are those of `results/campaign.py`, and anyone with a GPU and a text can repeat them:
+What the paper claims, beside what runs of this repository measured. All but "What surprised us", which somebody wrote
+who looked at the runs, is computed by `make results` from the archives in the folder `results`; a test fails if this
+page is not what they say. The runs are those of `results/campaign.py`, and anyone with a GPU and a text can repeat them:
 
 ```
 lerope data prepare TEXT --out data/english
@@ -63,7 +65,8 @@ make results
 ```
 
 The paper trains on C4, and we on the texts below, with the paper's recipe but for the number of steps and the learning
-rate. So differences between encodings can be compared with the paper's, and absolute losses cannot.
+rate. So differences between encodings can be compared with the paper's, and absolute losses cannot. (Runs on a CPU, where
+there are any, have a part and a table of their own: they are much smaller than any of the paper's.)
 """
 
 
@@ -89,7 +92,8 @@ def beyond_page(folder: Path) -> str:
         study = text.studies.horizon()
         if len(made := reach.rows(text, study)) > 1:
             parts.append(_beyond_part(name, heading, made, reach.waiting(study, made)))
-            if len(again := reach.rows(text, text.studies.winner())) > 2:
+            again = reach.rows(text, text.studies.winner())
+            if len(again) > 2 and max(row.num_seeds for row in again) > 1:
                 parts += [_winner_part(again)]
     return reach.WORDS.read_text().replace(reach.RUNS, "\n".join(parts).strip())
 
@@ -130,9 +134,13 @@ def readme_part(folder: Path) -> str:
     found = text.compared(campaign.effect())
     if found is None:
         return ""
-    rows = [f"| RoPE | {found.effects[0]['baseline_loss']:.4f} | | |"]
-    for effect in found.effects:
-        low, high, over = interval(effect)
+    # Methods with fewer seeds than the others would stand beside a RoPE of other seeds.
+    most = max(effect["num_seeds"] for effect in found.effects)
+    effects = [effect for effect in found.effects if effect["num_seeds"] == most]
+    over = interval(effects[0])[2]
+    rows = [f"| RoPE | {effects[0]['baseline_loss']:.4f} | | |"]
+    for effect in effects:
+        low, high, _ = interval(effect)
         name = {"lerope": "**LeRoPE**", "prope": "p-RoPE"}.get(effect["method"], effect["method"])
         rows.append(f"| {name} | {effect['loss']:.4f} | {effect['difference']:+.4f} | {low:+.4f} to {high:+.4f} |")
     head = "| 52M, 4,000 steps | loss, nats per token | difference | 95 % interval |\n|---|---|---|---|\n"
@@ -142,7 +150,7 @@ def readme_part(folder: Path) -> str:
     caption = (
         "*a: learned wavelengths beside RoPE's; dashed, the window. b: LeRoPE's loss less RoPE's by position, with "
     )
-    caption += "95 % intervals. c: values found among distractors.*"
+    caption += "95 % intervals over documents. c: values found among distractors.*"
     image = f"![Learned wavelengths, the loss by position, values found]({PICTURE.relative_to(ROOT)})"
     return "\n\n".join([f"{head}{chr(10).join(rows)}", sentence, image, caption])
 
@@ -224,6 +232,7 @@ def draw_figures(folder: Path) -> None:
     """The page's figures, as SVG: those that the runs have something for."""
     known = {figure.NAME: figure for figure in DRAWINGS}
     DRAWN.mkdir(parents=True, exist_ok=True)
+    before = {file.name for file in DRAWN.glob("*.svg")}
     for name in TEXTS:
         runs = [path.parent for path in sorted((folder / name).glob(f"*/{RUN}"))]
         bundle = collect(runs) if runs else None
@@ -239,6 +248,8 @@ def draw_figures(folder: Path) -> None:
             save_as(reach.draw(Archive(folder / name, STUDIES[name])), file)
     with suppress(Missing):
         save_as(picture.draw(Archive(folder / "english")), PICTURE)
+    for gone in sorted(before - {file.name for file in DRAWN.glob("*.svg")}):
+        print(f"{gone} is no longer drawn: the archives have not what it needs", file=sys.stderr)
 
 
 def with_part(readme: str, part: str) -> str:

@@ -6,8 +6,8 @@ import campaign
 from claims import Archive
 
 from lerope.report.bands import wavelengths
+from lerope.report.measured import needle
 from lerope.report.style import GUIDE, PAGE, Missing, letter, look, new_figure, styled, thousands
-from lerope.results import Needle
 
 _SHOWN = ("rope", "lerope")
 _SIZES = {
@@ -71,7 +71,7 @@ def _rates(text: Archive, method: str) -> dict[int, float]:
     cells = [
         cell
         for files in text.files(campaign.effect(), method)
-        if (found := files.result(Needle, "needle")) is not None
+        if (found := needle(files, long=False)) is not None
         for cell in found.totals
     ]
     rates = {}

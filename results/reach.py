@@ -1,7 +1,7 @@
 """docs/beyond-the-window.md: which LeRoPE keeps its gain inside the window, and is no worse than RoPE outside it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -24,7 +24,7 @@ from lerope.report.style import (
     new_figure,
     styled,
 )
-from lerope.report.words import extension
+from lerope.report.words import WAYS, extension
 from lerope.results import Bands, Evaluation, Extrapolation, ExtrapolationBin, MethodEffect, Training
 from lerope.results.token_losses import position_edges
 
@@ -46,6 +46,7 @@ CAPTION = (
 )
 
 
+SIDES = ("inside", "outside")
 SPANS = ((1, 2), (2, TIMES), (1, TIMES))
 """In windows."""
 Way = tuple[str, float]
@@ -85,7 +86,14 @@ def rows(text: Archive, study: Study) -> list[Row]:
     usual = groups.get("rope", [])
     made = (_learned_on(label, runs, usual, gain) or _as_it_is(label, runs, usual, effects, gain)
             for label, runs in groups.items())  # fmt: skip
-    return [row for row in made if row is not None]
+    return _with_common_ways([row for row in made if row is not None])
+
+
+def _with_common_ways(made: list[Row]) -> list[Row]:
+    """Rows with the extensions that all of them were scored with: the best of more would be no fair best."""
+    scored = [row.extended for row in made if row.extended]
+    common = [way for way in (scored[0] if scored else ()) if all(way in each for each in scored)]
+    return [replace(row, extended={way: row.extended[way] for way in common if way in row.extended}) for row in made]
 
 
 def _as_it_is(label: str, runs: Runs, usual: Runs, effects: dict[str, MethodEffect], gain: float | None) -> Row | None:
@@ -158,8 +166,8 @@ def best(row: Row, *methods: str) -> tuple[Way, float]:
 
 
 def aims(made: list[Row]) -> str:
-    """What the goal beyond the window comes to, in a sentence; nothing without RoPE."""
-    rope = next((row for row in made if row.label == "rope"), None)
+    """What the goal beyond the window comes to, and by which extensions, in sentences; nothing without RoPE."""
+    rope = _of_rope(made)
     if rope is None:
         return ""
     (way, least), (yarn, usual) = best(rope), best(rope, "yarn")
@@ -167,12 +175,17 @@ def aims(made: list[Row]) -> str:
     text += f"the goal is {(1 + WORSE) * least:.2f}."
     if way != yarn:
         text += f" With {extension(*yarn)}, it comes to {usual:.2f}: the goal by YaRN is {(1 + WORSE) * usual:.2f}."
-    return text
+    tried = list(dict.fromkeys(method for method, _ in rope.extended if method != "none"))
+    return f"{text} Extensions tried: {', '.join(WAYS[method] for method in tried)}."
+
+
+def _of_rope(made: list[Row]) -> Row | None:
+    return next((row for row in made if row.label == "rope"), None)
 
 
 def met(row: Row, made: list[Row]) -> list[str]:
     """Which of the two conditions a row meets."""
-    rope = next((row for row in made if row.label == "rope"), None)
+    rope = _of_rope(made)
     found = ["inside"] * (row.kept is not None and row.kept >= KEPT)
     if rope is not None:
         outside, by_yarn = (row.beyond[1, TIMES] <= (1 + WORSE) * best(rope, *of)[1] for of in ((), ("yarn",)))
@@ -181,14 +194,21 @@ def met(row: Row, made: list[Row]) -> list[str]:
 
 
 def verdict(made: list[Row]) -> str:
-    """Which candidates come how far, in a sentence or two; nothing without any."""
-    groups: dict[str, list[str]] = {}
-    for row in made:
-        if row.label != "rope":
-            groups.setdefault(" and ".join(met(row, made)), []).append(f"`{row.label}`")
-    order = sorted(groups.items(), key=lambda pair: (-len(pair[0].split(" and ")) * bool(pair[0]), pair[0]))
-    parts = [f"{words or 'neither'}: {', '.join(labels)}" for words, labels in order]
-    return f"**What meets the goal**: {'; '.join(parts)}." if parts else ""
+    """Which candidates come how far, in sentences; nothing without any."""
+    others = [row for row in made if row.label not in ("rope", "lerope")]
+    if not others:
+        return ""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for row in others:
+        groups.setdefault(tuple(met(row, made)), []).append(f"`{row.label}`")
+    order = sorted(groups.items(), key=lambda pair: (-len(pair[0]), pair[0]))
+    parts = [f"{' and '.join(words) or 'neither'}: {', '.join(labels)}" for words, labels in order]
+    if SIDES not in groups:
+        parts.insert(0, "both: none")
+    text = f"**Which conditions candidates meet** (by means, without intervals): {'; '.join(parts)}."
+    if all(row.kept is None for row in made):
+        text += " LeRoPE's own gain inside is not told from noise here, so that no share of it can be met."
+    return text
 
 
 def table(made: list[Row]) -> str:

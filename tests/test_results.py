@@ -20,7 +20,7 @@ from lerope.results import Evaluation, Extrapolation, ExtrapolationRow
 from lerope.results.token_losses import loss_arrays
 from lerope.scaling.presets import make_preset
 from tests.report.example import LENGTH, write_example
-from tests.scaling.run_files import write_run
+from tests.scaling.run_files import lengths, write_run
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "results"))
@@ -56,6 +56,7 @@ def test_what_an_interval_says():
     assert claims.number_verdict(-0.02, -0.012, -0.008) == claims.SAME
     assert claims.number_verdict(0.01, -0.012, -0.008) == claims.DIFFERS
     assert claims.number_verdict(-0.02, -0.012, 0.001) == claims.NOISE
+    assert claims.number_verdict(-0.01, -0.012, 0.001) == claims.NOISE
 
 
 def write_study(folder: Path, study: Study, loss) -> None:
@@ -96,8 +97,13 @@ def test_planted_differences_are_found(tmp_path):
 def test_a_gain_at_some_sizes_only_is_not_agreement(tmp_path):
     gains = {("19M", "lerope"): -0.01, ("52M", "lerope"): -0.01, ("217M", "lerope"): 0.01}
     write_study(tmp_path / "english", campaign.size(), lambda run: 3.0 + gains.get((run.rung, run.encoding), 0.0))
+    at_every_size = "LeRoPE is ahead of RoPE at every size"
     found = by_text(claims.claims(claims.Archive(tmp_path / "english"), claims.Archive(tmp_path / "code")))
-    assert found["LeRoPE is ahead of RoPE at every size"].verdict == claims.DIFFERS
+    assert found[at_every_size].verdict == f"{claims.DIFFERS}, one seed"
+    for path in (tmp_path / "english").glob("217M-*"):
+        shutil.rmtree(path)
+    found = by_text(claims.claims(claims.Archive(tmp_path / "english"), claims.Archive(tmp_path / "code")))
+    assert found[at_every_size].verdict == f"{claims.AGREES}, 2 of 3 sizes, one seed"
 
 
 def test_what_was_learned_and_how_far_it_reaches(tmp_path, monkeypatch):
@@ -118,11 +124,65 @@ def test_what_was_learned_and_how_far_it_reaches(tmp_path, monkeypatch):
     }
     assert [claim.verdict for claim in of["profile"]] == [claims.AGREES] * 3
     assert "3 of 3 runs" in of["profile"][1].measured
-    assert of["window"][0].verdict == claims.AGREES
+    assert of["window"][0].verdict == f"{claims.AGREES}, one seed"
     assert "at 2,048" in of["window"][0].measured
     for claim in of["reach"] + of["needle"]:
         assert claim.verdict.removesuffix(", one seed") in (claims.AGREES, claims.DIFFERS)
         assert "RoPE " in claim.measured
+
+
+def test_noise_is_not_agreement(tmp_path):
+    """Means are as the paper says, and documents differ much more: that is no agreement, nor is it p-RoPE's."""
+    gains = {"rope": 0.0, "lerope": claims.printed_difference("lerope"), "prope": claims.printed_difference("prope")}
+
+    def loss(run: PlannedRun) -> np.ndarray:
+        seed = 3 * run.seed + list(gains).index(run.encoding)
+        noise = np.repeat(np.random.default_rng(seed).normal(0, 0.3, len(lengths())), lengths())
+        return 3.0 + gains[run.encoding] + noise - noise.mean()
+
+    write_study(tmp_path / "english", campaign.effect(), loss)
+    found = claims.claims(claims.Archive(tmp_path / "english"), claims.Archive(tmp_path / "code"))
+    numbers = [claim for claim in found if " against RoPE at 52M" in claim.paper]
+    assert [claim.verdict for claim in numbers] == [claims.NOISE] * 2
+
+
+def test_the_readme_s_table_has_one_set_of_seeds(tmp_path):
+    """p-RoPE's first run has come when LeRoPE has three."""
+    gains = {"rope": 0.0, "lerope": -0.01, "prope": 0.5}
+    write_study(tmp_path / "english", campaign.effect(), lambda run: 3.0 + gains[run.encoding] + 0.1 * (run.seed - 42))
+    for seed in (43, 44):
+        shutil.rmtree(tmp_path / "english" / f"52M-prope-{seed}")
+    part = page.readme_part(tmp_path)
+    assert "| RoPE | 3.1000 | | |\n| **LeRoPE** | 3.0900 |" in part
+    assert "p-RoPE" not in part
+    assert "Over 3 seeds and documents;" in part
+
+
+def test_needles_count_however_they_were_measured(tmp_path, monkeypatch):
+    """The campaign's command writes another file than `lerope needle` without options."""
+    write_example(tmp_path / "english")
+    changes = {"row_length": LENGTH, "steps": 3840, "warmup_steps": 100}
+    effect = Study(name="effect", sentence="?", runs=grid(["52M"], ["rope", "lerope"], (42, 43), **changes))
+    monkeypatch.setattr(campaign, "effect", lambda: effect)
+    for run in effect.runs:
+        for file in (tmp_path / "english" / run.name / "results").glob("needle.*"):
+            file.rename(file.with_stem("needle-precision-bf16"))
+    (found,) = claims._needle(claims.Archive(tmp_path / "english"))
+    assert found.verdict != claims.WAITING
+
+
+def test_lengths_without_a_band_that_stands_out_are_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(claims, "left_out_of_ratio", lambda bands: "none stands out")
+    write_example(tmp_path / "english")
+    changes = {"row_length": LENGTH, "steps": 3840, "warmup_steps": 100}
+    runs = [
+        PlannedRun(rung="52M", encoding="lerope", suffix=suffix, changes={**changes, "row_length": length})
+        for suffix, length in (("", LENGTH), ("length1024", 1024), ("length2048", 2048))
+    ]
+    monkeypatch.setattr(campaign, "window", lambda: Study(name="window", sentence="?", runs=runs))
+    (found,) = claims._window(claims.Archive(tmp_path / "english"))
+    assert found.measured == "0 of 3 runs have a band that stands out"
+    assert found.verdict == f"{claims.DIFFERS}, one seed"
 
 
 def test_half_a_study_is_compared_as_far_as_it_goes(tmp_path):
@@ -226,9 +286,12 @@ def test_how_far_candidates_reach(tmp_path, monkeypatch):
     assert lerope.kept == 1
     assert lerope.inside.startswith("-0.0100 (")
     assert [reach.met(row, made) for row in made] == [[], ["inside", "outside"], ["outside"]]
-    assert reach.verdict(made) == (
-        "**What meets the goal**: inside and outside: `lerope`; outside: `rope, extension learned`."
-    )
+    assert reach.verdict(made[:2]) == ""
+    assert reach.verdict(made).endswith(": both: none; outside: `rope, extension learned`.")
+    both = replace(on, label="new", kept=0.8)
+    assert reach.verdict([*made, both]).endswith(": inside and outside: `new`; outside: `rope, extension learned`.")
+    unclear = [replace(row, kept=None) for row in made]
+    assert "not told from noise here" in reach.verdict(unclear)
     assert on.beyond == {(1, 2): pytest.approx(math.exp(3.25)), (2, 4): pytest.approx(math.exp(3.1)),
                          (1, 4): pytest.approx(math.exp(3.15))}  # fmt: skip
     assert on.inside == "+0.0200"

@@ -359,4 +359,22 @@ def test_runs_that_start_from_others_leave_the_verdict_to_the_rest(tmp_path):
     bundle = collect([tmp_path])
     assert payload(bundle)["verdict"]["text"].startswith("LeRoPE is 0.0100 nats below RoPE")
     (note,) = bundle.notes
-    assert note.startswith("1 of the evaluated runs have other data or train lengths, started from other runs or")
+    assert note.startswith(
+        "1 of the evaluated runs have other data, train lengths or recipes, started from other runs or"
+    )
+
+
+def test_runs_of_other_steps_or_shapes_leave_the_verdict_to_the_rest(tmp_path):
+    """A folder holds several studies: shorter runs, and heads of another size, pair with none of the main one."""
+    for encoding, loss in (("rope", 3.0), ("lerope", 2.99), ("prope", 3.01)):
+        write_run(tmp_path / f"52M-{encoding}-42", encoding, 42, loss)
+        write_run(tmp_path / f"52M-{encoding}-42-wider", encoding, 42, loss - 0.5, recipe={"head_dim": 128})
+    write_run(tmp_path / "52M-rope-43", "rope", 43, 3.0)
+    write_run(tmp_path / "52M-lerope-43", "lerope", 43, 2.99)
+    write_run(tmp_path / "52M-lerope-42-short", "lerope", 42, 3.5, recipe={"steps": 30})
+    bundle = collect([tmp_path])
+    assert payload(bundle)["verdict"]["text"].startswith("LeRoPE is 0.0100 nats below RoPE")
+    assert bundle.comparison is not None
+    assert {row["num_seeds"] for row in bundle.comparison.effects if row["method"] == "lerope"} == {2}
+    (note,) = bundle.notes
+    assert note.startswith("4 of the evaluated runs have other data, train lengths or recipes")

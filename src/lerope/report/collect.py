@@ -5,7 +5,7 @@ What cannot be read becomes a note: a report about eleven runs is worth having w
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from lerope.core.run import RESULTS, RUN, FrequencyRecord, Metrics, Run, read_history, read_metrics, read_run
 from lerope.results import Comparison, Evaluation, Multipliers, Result, RunResult, load_result
 from lerope.scaling.compare import compare
+from lerope.scaling.evaluated import FREE_IN_PAIRS
 from lerope.scaling.study import read_runs, study
 
 Kind = TypeVar("Kind", bound=Result)
@@ -98,22 +99,46 @@ def collect(paths: Sequence[Path]) -> Bundle:
 
 def _comparable(runs: list[RunFiles], notes: list[str]) -> list[RunFiles]:
     """Finished runs with the same data and train length that were evaluated alike, all trained from scratch or none:
-    the largest such group."""
-    groups: dict[tuple[Any, ...], list[RunFiles]] = {}
-    for files in runs:
-        evaluation = files.result(Evaluation, "eval")
-        if files.run.finished and evaluation is not None:
-            alike = repr(sorted(evaluation.settings.items()))
-            recipe = files.run.recipe
-            same = files.run.identity.data, recipe.row_length, recipe.start_from is None, alike
-            groups.setdefault(same, []).append(files)
-    chosen = max(groups.values(), key=len, default=[])
-    left_out = sum(map(len, groups.values())) - len(chosen)
-    if left_out:
-        why = "have other data or train lengths, started from other runs or were evaluated differently"
+    the largest such group, and in it the largest of each rung whose recipes pair."""
+    evaluated = [files for files in runs if files.run.finished and files.result(Evaluation, "eval") is not None]
+    rungs: dict[str, list[RunFiles]] = {}
+    for files in _largest(evaluated, _study_key):
+        rungs.setdefault(files.run.recipe.rung, []).append(files)
+    chosen = [files for some in rungs.values() for files in _with_a_pair(_largest(some, _recipe_key))]
+    if left_out := len(evaluated) - len(chosen):
+        why = "have other data, train lengths or recipes, started from other runs or were evaluated differently"
         alike = "`lerope eval` with the same options scores runs alike"
         notes.append(f"{left_out} of the evaluated runs {why}, and are not compared; {alike}.")
     return chosen
+
+
+def _study_key(files: RunFiles) -> Any:
+    evaluation = files.result(Evaluation, "eval")
+    alike = sorted(evaluation.settings.items()) if evaluation is not None else []
+    recipe = files.run.recipe
+    return files.run.identity.data, recipe.row_length, recipe.start_from is None, repr(alike)
+
+
+def _recipe_key(files: RunFiles) -> str:
+    """All of a recipe that a pair has in common but the steps."""
+    recipe = asdict(files.run.recipe)
+    return repr(sorted((field, value) for field, value in recipe.items() if field not in (*FREE_IN_PAIRS, "steps")))
+
+
+def _with_a_pair(runs: list[RunFiles]) -> list[RunFiles]:
+    """Without runs of a number of steps that pair with no other, where there are several numbers."""
+    methods: dict[int, set[str]] = {}
+    for files in runs:
+        methods.setdefault(files.run.recipe.steps, set()).add(files.run.recipe.spec.method)
+    paired = {steps for steps, some in methods.items() if "rope" in some and len(some) > 1}
+    return [files for files in runs if files.run.recipe.steps in paired] if paired else runs
+
+
+def _largest(runs: list[RunFiles], key: Callable[[RunFiles], Any]) -> list[RunFiles]:
+    groups: dict[Any, list[RunFiles]] = {}
+    for files in runs:
+        groups.setdefault(key(files), []).append(files)
+    return max(groups.values(), key=len, default=[])
 
 
 def _whole_ladder(runs: list[RunFiles]) -> list[RunFiles]:

@@ -16,7 +16,7 @@ from lerope.results import (
     Training,
 )
 
-_WAYS = {
+WAYS = {
     "none": "naive",
     "pi": "PI",
     "ntk_by_parts": "NTK-by-parts",
@@ -24,6 +24,7 @@ _WAYS = {
     "slow_bands": "slow bands",
     "dominant_band": "dominant band alone",
 }
+"""What methods of extension are called."""
 _TITLES = {
     Training: "training",
     LearnedFrequencies: "frequencies",
@@ -49,7 +50,7 @@ def scored_on(evaluation: Evaluation) -> str:
 def asked(needle: Needle) -> str:
     """How a needle test was made: how frequencies adapt, how many prompts, in which text."""
     settings = needle.settings
-    how = [_WAYS.get(settings["method"], settings["method"])] if "method" in settings else []
+    how = [WAYS.get(settings["method"], settings["method"])] if "method" in settings else []
     samples = settings["samples"]
     how.append(f"{samples:,} prompt{'s' * (samples != 1)} per depth")
     return ", ".join(
@@ -59,7 +60,7 @@ def asked(needle: Needle) -> str:
 
 def extension(method: str, temperature: float) -> str:
     """How frequencies adapt to long texts."""
-    return _WAYS[method] + (f", c = {temperature:g}" if temperature else "")
+    return WAYS[method] + (f", c = {temperature:g}" if temperature else "")
 
 
 def title(result: Result) -> str:

@@ -18,6 +18,8 @@ Paths = Sequence[str | os.PathLike[str]]
 _NO_RECIPE = ("encoding", "seed", "validation_tokens")
 # What matters only where frequencies are learned.
 _OF_FREQUENCIES = ("frequency_learning_rate", "frequency_max_norm")
+FREE_IN_PAIRS = (*_NO_RECIPE, *_OF_FREQUENCIES, "start_from")
+"""Fields of a recipe in which a pair may differ, one or the other of them under conditions."""
 
 
 @dataclass(frozen=True)
