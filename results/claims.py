@@ -354,7 +354,7 @@ def _code(english: Archive, code: Archive) -> list[Claim]:
         larger = Claim(
             larger.study,
             larger.paper,
-            f"code {effect['difference']:+.4f}, English {other['difference']:+.4f} nats; {more:+.4f} ± {error:.4f} more",
+            f"code {effect['difference']:+.4f}, English {other['difference']:+.4f} nats, {more:.4f} ± {error:.4f} apart",
             of_seeds(verdict, min(effect["num_seeds"], other["num_seeds"])),
         )
     return [first, larger]

@@ -47,15 +47,15 @@ FIGURES = {
 }
 STUDIES = {"english": campaign, "code": campaign, "laptop": laptop}
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
-RULE = """*Not told from noise*: our 95 % interval includes no effect, or seeds disagree. *Agrees*: the paper's number lies
-in an interval that does not; or, where the claim is an order and has no number, every seed has that order. *Same
+RULE = """*Not told from noise*: our 95 % interval includes no effect, or seeds disagree. *Agrees*: the paper's number
+lies in an interval that does not; or, where the claim is an order and has no number, every seed has that order. *Same
 direction*: the number lies outside, but there is an effect of its sign. *Differs*: what we measured says otherwise.
 *One seed*: another may change it."""
 INTRO = """# Results
 
 What the paper claims, beside what runs of this repository measured. All but "What surprised us", which somebody wrote
 who looked at the runs, is computed by `make results` from the archives in the folder `results`; a test fails if this
-page is not what they say. The runs are those of `results/campaign.py`, and anyone with a GPU and a text can repeat them:
+page is not what they say. The runs are those of `results/campaign.py`; anyone with a GPU and a text can repeat them:
 
 ```
 lerope data prepare TEXT --out data/english
@@ -65,8 +65,8 @@ make results
 ```
 
 The paper trains on C4, and we on the texts below, with the paper's recipe but for the number of steps and the learning
-rate. So differences between encodings can be compared with the paper's, and absolute losses cannot. (Runs on a CPU, where
-there are any, have a part and a table of their own: they are much smaller than any of the paper's.)
+rate. So differences between encodings can be compared with the paper's, and absolute losses cannot. (Runs on a CPU,
+where there are any, have a part and a table of their own: they are much smaller than any of the paper's.)
 """
 
 

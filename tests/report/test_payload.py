@@ -359,9 +359,7 @@ def test_runs_that_start_from_others_leave_the_verdict_to_the_rest(tmp_path):
     bundle = collect([tmp_path])
     assert payload(bundle)["verdict"]["text"].startswith("LeRoPE is 0.0100 nats below RoPE")
     (note,) = bundle.notes
-    assert note.startswith(
-        "1 of the evaluated runs have other data, train lengths or recipes, started from other runs or"
-    )
+    assert note.startswith("1 of the evaluated runs have other data, train lengths or recipes, started from other")
 
 
 def test_runs_of_other_steps_or_shapes_leave_the_verdict_to_the_rest(tmp_path):

@@ -143,9 +143,9 @@ def test_files_may_be_spelled_otherwise_when_a_run_resumes(data, first, tmp_path
         return {"start_from": str(source), "encoding": str(source / "model" / "frequencies.json"), **LONGER}
 
     tiny_run(data, out, hooks=[StopAt(3)], **changes(first))
-    with pytest.raises(ValueError, match="its recipe.encoding is .*frequencies.json.*, not 'rope'; use that value"):
+    with pytest.raises(ValueError, match=r"its recipe\.encoding is .*, not 'rope'; use that value"):
         tiny_run(data, out, **{**changes(spelled), "encoding": "rope"})
-    with pytest.raises(ValueError, match="its recipe.start_from is .*, not None; use that value"):
+    with pytest.raises(ValueError, match=r"its recipe\.start_from is .*, not None; use that value"):
         tiny_run(data, out, **{**changes(spelled), "start_from": None})
     assert tiny_run(data, out, **changes(spelled)).finished
     assert read_run(out).recipe.start_from == str(first)
