@@ -351,12 +351,10 @@ def _code(english: Archive, code: Archive) -> list[Claim]:
         # Two texts are independent, so that halves of intervals add as standard errors do.
         error = math.hypot(*((high - low) / 2 for low, high, _ in (interval(effect), interval(other))))
         verdict = NOISE if abs(more) <= error else AGREES if more > 0 else DIFFERS
-        larger = Claim(
-            larger.study,
-            larger.paper,
-            f"code {effect['difference']:+.4f}, English {other['difference']:+.4f} nats, {more:.4f} ± {error:.4f} apart",
-            of_seeds(verdict, min(effect["num_seeds"], other["num_seeds"])),
-        )
+        words = f"code {effect['difference']:+.4f}, English {other['difference']:+.4f} nats: "
+        words += f"code gains {more:+.4f} ± {error:.4f} more"
+        verdict = of_seeds(verdict, min(effect["num_seeds"], other["num_seeds"]))
+        larger = replace(larger, measured=words, verdict=verdict)
     return [first, larger]
 
 
