@@ -76,8 +76,9 @@ class WholeTokens(LeRoPE):
 class Slowed(LeRoPE):
     """Bands of less than one turn in the window are slowed, so that up to `reach` no angle is new to the model.
 
-    In training by a factor from 1 to reach / train_length that each forward pass draws anew, and by the whole of it
-    ever after: a static extension that the weights are ready for.
+    In training by a factor from 1 to reach / train_length that each forward pass draws anew (so that with other
+    micro-batches it is another run), and by the whole of it ever after: a static extension that the weights are ready
+    for.
     """
 
     passes: Tensor

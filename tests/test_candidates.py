@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lerope.core.ladder import ModelConfig
+from lerope.core.run import read_metrics
 from lerope.evaluate.perplexity import EvalRequest, evaluate
 from lerope.model.spec import build_encoding
 from lerope.rotary.frequencies import geometric
@@ -62,6 +63,15 @@ def test_a_candidate_goes_through_training_and_evaluation(name, tmp_path):
     data = tiny_corpus(tmp_path / "data")
     tiny_run(data, tmp_path / "run", encoding=f"results.candidates:{name}", steps=4)
     assert evaluate(tmp_path / "run", EvalRequest(device="cpu")).loss > 0
+
+
+def test_a_run_of_a_candidate_that_counts_is_the_same_again(tmp_path):
+    """What an encoding of one's own keeps beside its frequencies starts as it was made."""
+    data = tiny_corpus(tmp_path / "data")
+    for name in ("one", "other"):
+        tiny_run(data, tmp_path / name, encoding="results.candidates:Slowed,train_length=32,reach=128", steps=4)
+    losses = [[record.loss for record in read_metrics(tmp_path / name).steps] for name in ("one", "other")]
+    assert losses[0] == losses[1]
 
 
 def test_slow_bands_are_slowed_by_another_factor_in_each_pass_and_by_the_most_ever_after():

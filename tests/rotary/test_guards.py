@@ -171,13 +171,22 @@ def test_check_gradients_guesses_inputs_whatever_is_defined_first():
     assert lerope.check_gradients(HeadFirst())
 
 
-def test_check_gradients_is_silent_where_there_are_several_gpus(monkeypatch):
-    """Torch warns, at length, where `fork_rng` is not told whose random state to keep."""
+@pytest.mark.parametrize(("kind", "count"), [("cuda", 4), ("mps", 1), (None, 0)])
+def test_check_gradients_keeps_the_random_state_of_the_devices_there_are(monkeypatch, kind, count):
+    """Torch warns, at length, where `fork_rng` is not told of which; and takes CUDA for meant unless told otherwise."""
     kept, fork_rng = [], torch.random.fork_rng
-    monkeypatch.setattr("torch.accelerator.device_count", lambda: 4)
-    monkeypatch.setattr("torch.random.fork_rng", lambda devices=None: kept.append(devices) or fork_rng(devices=[]))
+
+    def keep(devices=None, device_type="cuda"):
+        kept.append((list(devices), device_type if devices else None))
+        return fork_rng(devices=[])
+
+    accelerator = None if kind is None else torch.device(kind)
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: accelerator)
+    monkeypatch.setattr("torch.accelerator.device_count", lambda: count)
+    monkeypatch.setattr("torch.random.fork_rng", keep)
     assert lerope.check_gradients(LanguageModel())
-    assert set(kept) == {range(4)}
+    assert kept
+    assert all(each == (list(range(count)), kind) for each in kept)
 
 
 def test_check_gradients_after_a_backward_of_your_own():

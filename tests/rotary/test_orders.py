@@ -53,6 +53,9 @@ def test_as_many_tokens_as_heads_warn_unless_the_order_is_said(call):
     square, positions = random(2, 4, 4, 16), torch.arange(4)
     with pytest.warns(UserWarning, match=r"\(2, 4, 4, 16\) has as many heads as tokens.*pass heads_first=True"):
         turned, _ = call(square, square, positions)
+    for first in (0, torch.tensor(5)):
+        with pytest.warns(UserWarning, match="as many heads as tokens"):
+            call(square, square, first)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         assert torch.equal(call(square, None, positions, heads_first=False)[0], turned)

@@ -151,6 +151,12 @@ def test_files_may_be_spelled_otherwise_when_a_run_resumes(data, first, tmp_path
     assert read_run(out).recipe.start_from == str(first)
 
 
+def test_gradients_of_what_does_not_learn_do_not_count(turned):
+    """The norm is that of the gains alone, so it falls to zero with them."""
+    norms = [record.gradient_norm for record in read_metrics(turned).steps]
+    assert 0 < max(norms) < 0.2
+
+
 def test_what_cannot_be_started_from(data, first, tmp_path):
     def refuse(sentence: str, **changes) -> None:
         with pytest.raises(ValueError, match=sentence):

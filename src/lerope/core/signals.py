@@ -1,6 +1,7 @@
 """Ctrl-C and requests to stop, checked at safe moments instead of raised at any moment."""
 
 import os
+import select
 import signal
 import threading
 from contextlib import suppress
@@ -50,7 +51,9 @@ class Signals:
         if number == signal.SIGINT and is_first and os.environ.get("RANK", "0") == "0":
             # The next safe moment may be minutes away. Inside a signal handler print can fail, and this only where
             # nobody is left to read it: Ctrl-C also ends `tee`.
-            with suppress(OSError):
-                os.write(
-                    2, b"\nstopping as soon as the work is safe; Ctrl-C once more stops at once and saves no more\n"
-                )
+            # A full pipe would wait for its reader, so it is not written to.
+            with suppress(OSError, ValueError):
+                if select.select([], [2], [], 0)[1]:
+                    os.write(
+                        2, b"\nstopping as soon as the work is safe; Ctrl-C once more stops at once and saves no more\n"
+                    )

@@ -41,6 +41,9 @@ def build_encoding(
         given["init"] = start
     accepted = inspect.signature(make).parameters
     open_ended = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+    is_own = spec.family not in FAMILIES
+    if is_own and start is not None and "init" in accepted:
+        given.setdefault("init", start)
     for option in given:
         if (option not in accepted and not open_ended) or option == "head_dim":
             known = [p for p in accepted if p not in ("head_dim", "num_layers", "num_heads")]
@@ -49,7 +52,10 @@ def build_encoding(
     sizes = {"num_layers": config.num_layers, "num_heads": config.num_heads}
     given |= {size: value for size, value in sizes.items() if size in accepted and size not in given}
     try:
-        return _fits(make(head_dim=config.head_dim, **given), config, text)
+        made = _fits(make(head_dim=config.head_dim, **given), config, text)
+        if is_own and start is not None and "init" not in given and any(True for _ in made.parameters()):
+            raise ValueError("it learns, and cannot start from a run's frequencies without a parameter named init")
+        return made
     except Exception as error:  # what your own code raises may be anything
         said = str(error) or type(error).__name__
         called = "" if spec.family in FAMILIES else f" ({spec.family} is called with head_dim={config.head_dim})"

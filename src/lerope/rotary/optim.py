@@ -222,7 +222,10 @@ def _probe(model: nn.Module) -> Tensor:
 
 def _random_state_kept() -> AbstractContextManager[None]:
     """Of all devices, named one by one: where there are several, torch warns if they are not."""
-    return torch.random.fork_rng(devices=range(torch.accelerator.device_count()))
+    device = torch.accelerator.current_accelerator()
+    if device is None:
+        return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(devices=range(torch.accelerator.device_count()), device_type=device.type)
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -333,7 +333,10 @@ def as_positions(positions: Tensor | int, given: Sequence[Tensor], heads_first: 
             f"a tensor of shape {tuple(given[0].shape)} may be {length} tokens of one head, or one token of {length} "
             "heads if they come first; pass heads_first=False or heads_first=True."
         )
-    return positions + torch.arange(length, device=device)
+    positions = positions + torch.arange(length, device=device)
+    if heads_first is None and not torch.compiler.is_compiling():
+        _warn_if_square(positions, given)
+    return positions
 
 
 def _warn_if_square(positions: Tensor, given: Sequence[Tensor]) -> None:

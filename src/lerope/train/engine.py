@@ -104,8 +104,11 @@ class Engine:
         self.learns = bool(frequency_parameters(self.model))
         rates = (recipe.learning_rate, recipe.torch_weight_decay, recipe.frequency_learning_rate)
         groups = param_groups(self.model, *rates)
+        self._still: list[nn.Parameter] = []
+        """Those that do not learn."""
         if recipe.learn == "rotation":
             groups = _only_rotation(self.model, groups)
+            self._still = [p for group in groups if not group["lr"] for p in group["params"]]
         peaks = [{**group, "peak": group["lr"]} for group in groups]
         self.optimizer = torch.optim.AdamW(peaks, betas=recipe.betas, eps=recipe.eps, fused=True)
         checkpoint.prepare_moments(self.optimizer, 0)
@@ -138,6 +141,9 @@ class Engine:
                 sums[0] += accumulate(part, first == 0)
         if number == 0 and self.learns and recipe.row_length > 1:
             check_gradients(self.model)
+        if self._still:
+            # They count neither in the norm that gradients are clipped by nor in the moments.
+            torch._foreach_zero_([p.grad for p in self._still if p.grad is not None])
         norms = clip_grad_norm_(self.model, recipe.max_norm, recipe.frequency_max_norm)
         self.optimizer.step()
         sums[1].fill_(float(asked_to_stop()))  # an assignment would wait for the device
@@ -255,7 +261,7 @@ class Engine:
 def _only_rotation(model: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Optimizer groups in which all but frequencies and the gains of QK-norm have a learning rate of zero.
 
-    With that AdamW leaves them as they are, bit for bit, and nothing else has to know.
+    With that AdamW leaves them as they are, bit for bit.
     """
     gains = {id(p) for name, p in model.named_parameters() if name.endswith((".q_norm.weight", ".k_norm.weight"))}
     split = []

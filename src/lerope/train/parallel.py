@@ -1,7 +1,7 @@
 """Ranks and how they share a model: torch's process groups, DDP and FSDP2, if started by torchrun."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from lerope.model.init import init_weights, set_weights
 from lerope.model.kernels.packages import keep_compiled
 from lerope.model.transformer import Transformer
 from lerope.rotary.dispatch import triton_obstacle
-from lerope.rotary.encodings import Encoding
+from lerope.rotary.encodings import Encoding, assign
 
 Result = TypeVar("Result")
 
@@ -151,6 +151,8 @@ def build(
     Args:
         weights: what to fill it with instead.
     """
+    # An encoding of one's own may have tensors that only it knows how to make.
+    start = {name: tensor.detach().clone() for name, tensor in _tensors(encoding)}
     with torch.device("meta"):
         model = Transformer(config, encoding)
     model.use_kernel(setup.kernel)
@@ -166,12 +168,21 @@ def build(
         _shard(model, setup.parallel, ranks)
     model.to_empty(device=ranks.device)
     init_weights(model, seed)
+    with torch.no_grad():
+        for name, tensor in _tensors(model.encoding):
+            assign(tensor, start[name])
     if weights is not None:
         set_weights(model, weights)
     if ranks.num_ranks == 1 or sharded:
         return Replica(model, model)
     devices = [ranks.device.index] if ranks.device.type == "cuda" else None
     return Replica(model, nn.parallel.DistributedDataParallel(model, device_ids=devices, **_DDP))
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers, by name."""
+    yield from module.named_parameters()
+    yield from module.named_buffers()
 
 
 def compiles(setup: Setup, ranks: Ranks) -> bool:
