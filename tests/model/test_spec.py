@@ -30,6 +30,20 @@ def three_layers(head_dim):
     return lerope.LeRoPE(head_dim, sharing="layer", num_layers=3)
 
 
+class Started(lerope.LeRoPE):
+    """One that can start from frequencies."""
+
+    def __init__(self, head_dim, init=None):
+        super().__init__(head_dim, init=init)
+
+
+class Unstarted(lerope.LeRoPE):
+    """One that cannot."""
+
+    def __init__(self, head_dim):
+        super().__init__(head_dim)
+
+
 def not_an_encoding(head_dim):
     return torch.nn.Linear(head_dim, 1)
 
@@ -190,3 +204,14 @@ def test_weights_of_another_model_are_noticed(tmp_path):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"model\.safetensors .*config\.json"):
         load_model(tmp_path / "model")
+
+
+def test_where_learned_frequencies_of_one_s_own_encoding_start():
+    start = lerope.FrozenRoPE(lerope.RoPE(16).frequencies() / 3)
+    own = build_encoding("tests.model.test_spec:Started", CONFIG, start=start)
+    torch.testing.assert_close(own.frequencies(), start.frequencies(), rtol=1e-6, atol=0)
+    assert torch.equal(build_encoding("tests.model.test_spec:Started", CONFIG).frequencies(), own.theta)
+    with pytest.raises(ValueError, match="it learns, and cannot start .* without a parameter named init"):
+        build_encoding("tests.model.test_spec:Unstarted", CONFIG, start=start)
+    fixed = build_encoding("tests.model.test_spec:Stretched", CONFIG, start=start)  # learns nothing, so it stays
+    assert torch.equal(fixed.frequencies(), lerope.RoPE(16).frequencies() / 2)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from lerope import RoPE
 from lerope.core.run import read_metrics, read_run
 from lerope.launch.study import PlannedRun, Study
 from lerope.model.saved import load_model
@@ -85,6 +86,12 @@ def test_frequencies_start_from_the_run_s_unless_the_encoding_says_where(data, f
     torch.testing.assert_close(start("linear", "lerope,parametrization=linear"), own, rtol=1e-6, atol=0)
     torch.testing.assert_close(start("swapped", "rope"), rope, rtol=1e-6, atol=0)
     assert not torch.allclose(own, rope, rtol=1e-3)
+
+
+def test_an_encoding_of_one_s_own_trains_as_it_was_made(data, tmp_path):
+    """Not as its class would start it: the model is built without memory, and filled afterwards."""
+    tiny_run(data, tmp_path / "run", encoding="tests.model.test_spec:Stretched,stretch=4", steps=2)
+    torch.testing.assert_close(frequencies(tmp_path / "run"), RoPE(16).frequencies() / 4)
 
 
 def test_stopped_and_resumed_it_is_the_same(data, first, turned, tmp_path):
