@@ -211,7 +211,7 @@ def test_where_learned_frequencies_of_one_s_own_encoding_start():
     own = build_encoding("tests.model.test_spec:Started", CONFIG, start=start)
     torch.testing.assert_close(own.frequencies(), start.frequencies(), rtol=1e-6, atol=0)
     assert torch.equal(build_encoding("tests.model.test_spec:Started", CONFIG).frequencies(), own.theta)
-    with pytest.raises(ValueError, match="it learns, and cannot start .* without a parameter named init"):
+    with pytest.raises(ValueError, match=r"it learns, and cannot start .* without a parameter named init"):
         build_encoding("tests.model.test_spec:Unstarted", CONFIG, start=start)
     fixed = build_encoding("tests.model.test_spec:Stretched", CONFIG, start=start)  # learns nothing, so it stays
     assert torch.equal(fixed.frequencies(), lerope.RoPE(16).frequencies() / 2)
