@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from lerope.analyze.subjects import OwnModel, Subject
-from lerope.core.run import RESULTS, RUN, Run, finished_run
+from lerope.core.run import RESULTS, Run, finished_run, is_run
 from lerope.data.shards import Tokens
 from lerope.evaluate.documents import Documents
 from lerope.evaluate.measuring import Measurement
@@ -70,9 +70,9 @@ class Target:
 
 def open_target(path: Path, request: EvalRequest) -> Target:
     """A run directory, or a folder with a model that transformers can load."""
-    if path.name == "model" and (path.parent / RUN).exists():
+    if path.name == "model" and is_run(path.parent):
         raise ValueError(f"{path} is the model of a run; name the run, {path.parent}.")
-    if not (path / RUN).exists() and (path / "config.json").is_file():
+    if not is_run(path) and (path / "config.json").is_file():
         from lerope.analyze.huggingface import HuggingFaceModel, describe, folder_documents
 
         if request.data is not None:

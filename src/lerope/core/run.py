@@ -172,8 +172,8 @@ class Run:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run directory."""
-    return (path / RUN).is_file()
+    """Whether a folder is a run directory, be it one whose run.json cannot be read, such as a link to nothing."""
+    return os.path.lexists(path / RUN)
 
 
 def read_run(path: str | os.PathLike[str]) -> Run:

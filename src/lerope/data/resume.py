@@ -37,7 +37,7 @@ class Progress:
     """What the writers' `state` method returned."""
 
     def __post_init__(self) -> None:
-        for name in ("num_documents", "num_tokens", "num_bytes", "shards"):
+        for name in ("num_documents", "num_tokens", "num_bytes", "num_code_bytes", "shards"):
             if getattr(self, name).keys() != set(SPLITS):
                 raise ValueError(f"{name} must be about {' and '.join(SPLITS)}; got {', '.join(getattr(self, name))}")
         for split, sizes in self.shards.items():
@@ -46,7 +46,8 @@ class Progress:
             found = [sum(size[which] for size in sizes) for which in (0, 1)]
             if found != [self.num_documents[split], self.num_tokens[split]]:
                 raise ValueError(f"shards.{split} must add up to num_documents and num_tokens; got {found}")
-        if min(self.part, self.record, self.num_bytes_read, self.num_skipped, *self.num_bytes.values()) < 0:
+        bytes_of_splits = (*self.num_bytes.values(), *self.num_code_bytes.values())
+        if min(self.part, self.record, self.num_bytes_read, self.num_skipped, *bytes_of_splits) < 0:
             raise ValueError("counts must be 0 or more")
 
     def save(self, directory: Path) -> None:

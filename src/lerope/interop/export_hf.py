@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from lerope.core.checks import check_choice, check_count
 from lerope.core.files import whole
-from lerope.core.run import CONFIG, FREQUENCIES, RUN, TOKENIZER, WEIGHTS, provenance, read_run
+from lerope.core.run import CONFIG, FREQUENCIES, TOKENIZER, WEIGHTS, is_run, provenance, read_run
 from lerope.interop.apertus import apertus_config, apertus_frequencies, apertus_weights, extended_frequencies
 from lerope.interop.export_record import GGUF, ExportRecord, Format, hashes
 from lerope.interop.foreign import read_foreign_config
@@ -140,7 +140,7 @@ def _of_run(path: Path, request: ExportRequest) -> _Source:
     if not tokenizer.is_file():
         raise ValueError(f"tokenizer {tokenizer} does not exist; name the .model file that made the run's data.")
     home = folder.parent
-    label = read_run(home).label if folder.name == "model" and (home / RUN).is_file() else None
+    label = read_run(home).label if folder.name == "model" and is_run(home) else None
     return _Source(
         model=model,
         train_length=train_length,

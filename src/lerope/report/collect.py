@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy.typing as npt
 
-from lerope.core.run import RESULTS, RUN, FrequencyRecord, Metrics, Run, read_history, read_metrics, read_run
+from lerope.core.run import RESULTS, FrequencyRecord, Metrics, Run, is_run, read_history, read_metrics, read_run
 from lerope.results import Comparison, Evaluation, Multipliers, Result, RunResult, load_result
 from lerope.scaling.compare import compare
 from lerope.scaling.evaluated import FREE_IN_PAIRS
@@ -160,13 +160,13 @@ def _attempt(make: Callable[[], Kind], what: str, notes: list[str]) -> Kind | No
 
 def _find(path: Path) -> Iterator[Path]:
     """A run directory itself, or those below a folder; a link to a run counts, one to a folder of runs does not."""
-    if (path / RUN).is_file():
+    if is_run(path):
         yield path
         return
     for number, (folder, below, _) in enumerate(os.walk(path)):
         if number >= _MOST_FOLDERS:
             raise ValueError(f"{path} has more than {_MOST_FOLDERS:,} folders; name one that holds runs alone.")
-        runs = [name for name in below if not name.startswith(".") and (Path(folder, name) / RUN).is_file()]
+        runs = [name for name in below if not name.startswith(".") and is_run(Path(folder, name))]
         below[:] = sorted(name for name in below if not name.startswith(".") and name not in runs)
         yield from (Path(folder, name) for name in sorted(runs))
 
