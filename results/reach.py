@@ -51,6 +51,8 @@ SPANS = ((1, 2), (2, TIMES), (1, TIMES))
 """In windows."""
 Way = tuple[str, float]
 """A method of extension and its temperature."""
+BY_POSITION: Way = ("logits", 0.2)
+_LOGITS = "logits by position"
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,11 @@ def rows(text: Archive, study: Study) -> list[Row]:
     effects = {row["method"]: row for row in comparison.effects} if comparison is not None else {}
     gain = effects["lerope"]["difference"] if "lerope" in effects and interval(effects["lerope"])[1] < 0 else None
     usual = groups.get("rope", [])
-    made = (_learned_on(label, runs, usual, gain) or _as_it_is(label, runs, usual, effects, gain)
-            for label, runs in groups.items())  # fmt: skip
-    return _with_common_ways([row for row in made if row is not None])
+    made = []
+    for label, runs in groups.items():
+        learned = _learned_on(label, runs, usual, gain)
+        made += [learned] if learned is not None else _scored(label, runs, usual, effects, gain)
+    return _with_common_ways(made)
 
 
 def _with_common_ways(made: list[Row]) -> list[Row]:
@@ -96,11 +100,12 @@ def _with_common_ways(made: list[Row]) -> list[Row]:
     return [replace(row, extended={way: row.extended[way] for way in common if way in row.extended}) for row in made]
 
 
-def _as_it_is(label: str, runs: Runs, usual: Runs, effects: dict[str, MethodEffect], gain: float | None) -> Row | None:
-    """The row of runs that were scored with each extension; None if they were not."""
+def _scored(label: str, runs: Runs, usual: Runs, effects: dict[str, MethodEffect], gain: float | None) -> list[Row]:
+    """The row of runs that were scored with each extension, as they are, and the row of their logits by position, with
+    which they are the same inside the window; nothing if they were not scored."""
     scored = [result for files in runs if (result := files.result(Extrapolation)) is not None and _reaches(result)]
     if not scored:
-        return None
+        return []
     effect = effects.get(runs[0].run.recipe.spec.method)
     inside, kept = "", None
     if effect is not None:
@@ -109,7 +114,7 @@ def _as_it_is(label: str, runs: Runs, usual: Runs, effects: dict[str, MethodEffe
         kept = None if gain is None else effect["difference"] / gain
     steps = [step for files in runs if (step := _step(files)) is not None]
     steps_of_rope = [step for files in usual if (step := _step(files)) is not None]
-    return Row(
+    as_it_is = Row(
         label=label,
         num_seeds=len(scored),
         inside=inside,
@@ -119,6 +124,10 @@ def _as_it_is(label: str, runs: Runs, usual: Runs, effects: dict[str, MethodEffe
         wavelength=", ".join(f"{found:.1f}" for files in runs if (found := _wavelength(files)) is not None),
         step=fmean(steps) / fmean(steps_of_rope) if steps and steps_of_rope else None,
     )
+    if BY_POSITION not in as_it_is.extended:
+        return [as_it_is]
+    beyond = {windows: _perplexity(scored, windows, *BY_POSITION) for windows in SPANS}
+    return [as_it_is, replace(as_it_is, label=f"{label}, {_LOGITS}", beyond=beyond, extended={})]
 
 
 def _learned_on(label: str, runs: Runs, usual: Runs, gain: float | None) -> Row | None:
@@ -284,7 +293,7 @@ def draw(text: Archive) -> Any:
     study = text.studies.horizon()
     found = [(planned, files.result(Extrapolation)) for planned, files in text.of(study)]
     scored = {_label(planned, study): result for planned, result in found if result is not None}
-    others = product(("-", ":"), (BLACK, GREEN, PURPLE, SKY, ORANGE))
+    others = product(("-", ":", "--"), (BLACK, GREEN, PURPLE, SKY, ORANGE))
     if "rope" not in scored or len(scored) < 2:
         raise Missing("RoPE and another are needed", "lerope ladder results/laptop.py:horizon")
     rope, train = scored["rope"], scored["rope"].settings["train_length"]
@@ -293,8 +302,14 @@ def draw(text: Archive) -> Any:
     target = {row["start"]: row["loss"] if row["start"] >= train else own[row["start"]] for row in curve(rope, *least)}
     figure = new_figure(PAGE, 3.0)
     axes = figure.subplots()
-    for label, result in scored.items():
-        bins = curve(result, "none", 0.0)
+    drawn = [(label, result, ("none", 0.0)) for label, result in scored.items()]
+    by_position = {label: _perplexity([result], (1, TIMES), *BY_POSITION) for label, result in scored.items()
+                   if BY_POSITION in _ways([result])}  # fmt: skip
+    # Of RoPE, and of the encoding that is best with it.
+    for label in dict.fromkeys(["rope", *sorted(by_position, key=by_position.__getitem__)[:1]] if by_position else []):
+        drawn.append((f"{label}, {_LOGITS}", scored[label], BY_POSITION))
+    for label, result, way in drawn:
+        bins = curve(result, *way)
         x = [(row["start"] + row["stop"]) / 2 / train for row in bins]
         y = [row["loss"] - target[row["start"]] for row in bins]
         if label in ("rope", "lerope"):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -225,9 +225,10 @@ WINDOW = 1000
 """Of `write_run`."""
 
 
-def write_reach(path: Path, naive: float, extended: float) -> None:
-    """Losses from one window to four: as the model is, and with YaRN."""
-    ways = (("none", 0.0, naive), ("yarn", 0.1, extended))
+def write_reach(path: Path, naive: float, extended: float, logits: float | None = None) -> None:
+    """Losses from one window to four: as the model is, with YaRN, and with logits by position."""
+    ways = [("none", 0.0, naive), ("yarn", 0.1, extended)]
+    ways += [] if logits is None else [("logits", 0.2, logits)]
     bins = [
         {"selection": "long", "method": method, "temperature": c, "label": method, "num_tokens": 10 * (stop - start),
          "start": start, "stop": stop, "loss": 3.0 if start < WINDOW else loss}
@@ -301,3 +302,25 @@ def test_how_far_candidates_reach(tmp_path, monkeypatch):
     assert f"| {math.exp(3.2):.2f}: YaRN, c = 0.1 |" in table[2]
     assert table[3].endswith("| **inside; outside** |")
     assert f"the goal is {1.02 * math.exp(3.2):.2f}." in reach.aims(made)
+
+
+def test_logits_by_position_are_a_candidate_that_is_the_same_inside(tmp_path, monkeypatch):
+    """And an extension that only some were scored with is nobody's best."""
+    monkeypatch.setattr(claims, "difference", lambda *_: None)
+    runs = [PlannedRun(rung="52M", encoding=encoding) for encoding in ("rope", "lerope", "prope")]
+    for run, loss, logits in zip(runs, (3.0, 2.99, 3.0), (3.19, 3.18, None), strict=True):
+        write_run(tmp_path / run.name, run.encoding, run.seed, loss)
+        write_reach(tmp_path / run.name, 3.5, 3.25, logits)
+
+    def rows(some: list[PlannedRun]) -> dict[str, Any]:
+        study = Study(name="horizon", sentence="?", runs=some)
+        return {row.label: row for row in reach.rows(claims.Archive(tmp_path), study)}
+
+    made = rows(runs[:2])
+    assert list(made) == ["rope", "rope, logits by position", "lerope", "lerope, logits by position"]
+    by_position = made["lerope, logits by position"]
+    assert by_position.beyond[1, 4] == pytest.approx(math.exp(3.18))
+    assert (by_position.inside, by_position.kept) == (made["lerope"].inside, 1)
+    assert reach.best(made["rope"]) == (reach.BY_POSITION, pytest.approx(math.exp(3.19)))
+    assert reach.met(by_position, [*made.values()]) == ["inside", "outside"]
+    assert reach.best(rows(runs)["rope"]) == (("yarn", 0.1), pytest.approx(math.exp(3.25)))

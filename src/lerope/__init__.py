@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lerope.interop.unconvert import unconvert
     from lerope.rotary.artifact import Frequencies
     from lerope.rotary.encodings import Encoding, FrozenRoPE, LeRoPE, NoPE, PRoPE, RoPE
-    from lerope.rotary.extension import Extension, extend
+    from lerope.rotary.extension import Extension, extend, scale_by_position
     from lerope.rotary.frequencies import Diagnostics
     from lerope.rotary.optim import GradientNorms, check_gradients, clip_grad_norm_, param_groups
     from lerope.rotary.preset import preset
@@ -45,6 +45,7 @@ __all__ = [
     "preset",
     "rerotate",
     "rotate",
+    "scale_by_position",
     "unconvert",
 ]
 
@@ -54,7 +55,7 @@ _HOME = {
     "lerope.interop.unconvert": ["unconvert"],
     "lerope.rotary.artifact": ["Frequencies"],
     "lerope.rotary.encodings": ["Encoding", "FrozenRoPE", "LeRoPE", "NoPE", "PRoPE", "RoPE"],
-    "lerope.rotary.extension": ["Extension", "extend"],
+    "lerope.rotary.extension": ["Extension", "extend", "scale_by_position"],
     "lerope.rotary.frequencies": ["Diagnostics"],
     "lerope.rotary.optim": ["GradientNorms", "check_gradients", "clip_grad_norm_", "param_groups"],
     "lerope.rotary.preset": ["preset"],

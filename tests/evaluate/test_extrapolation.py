@@ -31,7 +31,7 @@ def validation(run):
 class Scaled(torch.nn.Module):
     """A query norm with a factor after it: the logit scale by hand."""
 
-    def __init__(self, norm: torch.nn.Module, factor: float) -> None:
+    def __init__(self, norm: torch.nn.Module, factor: torch.Tensor | float) -> None:
         super().__init__()
         self.norm, self.factor = norm, factor
 
@@ -53,8 +53,13 @@ def by_hand(run, tokens, stretch: Stretch) -> np.ndarray:
     )
     model.encoding = FrozenRoPE(extension.frequencies)
     model = model.double()
+    factor = float(extension.logit_scale)
+    if stretch.method == "logits":
+        seen = [max(1.0, (position + 1) / LENGTH) for position in range(length)]
+        scales = [(stretch.temperature * math.log(each) + 1) ** 2 for each in seen]
+        factor = torch.tensor(scales, dtype=torch.float64).view(-1, 1, 1)
     for block in model.blocks:
-        block.attention.q_norm = Scaled(block.attention.q_norm, float(extension.logit_scale))
+        block.attention.q_norm = Scaled(block.attention.q_norm, factor)
     ids = torch.from_numpy(tokens.astype("int64"))
     with torch.no_grad():
         scores = model(ids[None, :-1])[0].log_softmax(-1)
@@ -71,8 +76,11 @@ def test_equals_extend_by_hand_for_every_document(run, stretch):
         np.testing.assert_allclose(losses[: len(row) - 1], by_hand(run, row, stretch), atol=2e-5)
         plain = by_hand(run, row, Stretch())
         changed += not np.allclose(losses[: len(row) - 1], plain, atol=1e-4)
-    long = sum(len(row) - 1 > LENGTH for row in rows)
-    assert changed == (0 if stretch.method == "none" else long)
+    # By position, a text that is hardly longer than the train length hardly changes.
+    least = 1.5 * LENGTH if stretch.method == "logits" else LENGTH
+    long, longest = (sum(len(row) - 1 > length for row in rows) for length in (LENGTH, least))
+    assert longest > 5
+    assert changed == 0 if stretch.method == "none" else longest <= changed <= long
 
 
 @pytest.mark.parametrize("stretch", ALL_WAYS, ids=str)
@@ -87,6 +95,21 @@ def test_within_the_train_length_every_way_is_bitwise_the_same(run, stretch):
     assert torch.equal(got[short], naive[short])
     if stretch.method != "none":
         assert not torch.equal(got[~short], naive[~short])
+
+
+def test_logits_by_position_leave_the_window_of_long_documents_as_it_was(run):
+    """Every other way changes it, for it goes by a length that these tokens do not see."""
+    split = validation(run)
+    row = max((split.document(index, 0, TO + 1) for index in range(len(split))), key=len)
+    assert len(row) > 2 * LENGTH
+    model = load_model(run)
+    naive, logits, yarn = (
+        Scorer(model, train_length=LENGTH, stretch=Stretch(method=method, temperature=0.2)).losses([row])[0]
+        for method in ("none", "logits", "yarn")
+    )
+    assert torch.equal(logits[:LENGTH], naive[:LENGTH])
+    assert not torch.equal(logits[LENGTH:], naive[LENGTH:])
+    assert not torch.allclose(yarn[:LENGTH], naive[:LENGTH], atol=1e-4)
 
 
 @pytest.mark.parametrize("sharing", ["layer", "head", "layer_head"])

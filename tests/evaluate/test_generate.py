@@ -34,6 +34,7 @@ WAYS = (
     Stretch(method="pi"),
     Stretch(method="ntk_by_parts"),
     Stretch(method="slow_bands", temperature=0.1),
+    Stretch(method="logits", temperature=0.3),
     Stretch(method="yarn", temperature=0.3),
     Stretch(method="dominant_band", dominant_band=2, temperature=0.2),
 )
@@ -121,6 +122,9 @@ def test_it_is_what_full_recomputation_gives(build, encoding, stretch, monkeypat
 def test_extensions_differ_and_begin_beyond_the_train_length(build, encoding, monkeypatch):
     _, path = build(encoding)
     texts = {way.method: written(path, request_for(way), monkeypatch)[2] for way in WAYS}
+    by_position = texts.pop("logits")  # begins where the text does
+    assert torch.equal(by_position[0], texts["none"][0])
+    assert (by_position[-1] - texts["none"][-1]).abs().max() > 1e-3
     first = [logits[0] for logits in texts.values()]
     assert all((a - b).abs().max() > 1e-3 for i, a in enumerate(first) for b in first[:i])
     short = [written(path, request_for(way, tokens=4), monkeypatch)[2] for way in WAYS]

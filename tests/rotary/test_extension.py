@@ -79,6 +79,7 @@ def test_temperature_has_the_known_values(factor, scale):
     assert logit_scale(method="dominant_band", dominant_band=17) == logit_scale(method="yarn")
     assert logit_scale(method="slow_bands") == logit_scale(method="yarn")
     assert logit_scale(method="slow_bands", temperature=0.0) == 1.0
+    assert logit_scale(method="logits") == logit_scale(method="yarn")
     for method in ("none", "pi", "ntk_by_parts"):
         assert logit_scale(method=method) == 1.0
 
@@ -88,6 +89,7 @@ def test_each_method_scales_what_it_says():
         return lerope.extend(ROPE, train_length=2048, length=6144, method=method, **kwargs).frequencies
 
     assert torch.equal(extend("none"), ROPE)
+    assert torch.equal(extend("logits"), ROPE)
     torch.testing.assert_close(extend("pi"), ROPE / 3, rtol=1e-7, atol=0)
     dominant = extend("dominant_band", dominant_band=17)
     assert dominant[17].item() == pytest.approx(ROPE[17].item() / 3)
@@ -100,7 +102,7 @@ def test_each_method_scales_what_it_says():
     torch.testing.assert_close(slow[21:], ROPE[21:] / 3, rtol=1e-7, atol=0)
 
 
-@pytest.mark.parametrize("method", ["none", "pi", "ntk_by_parts", "yarn", "slow_bands", "dominant_band"])
+@pytest.mark.parametrize("method", ["none", "pi", "ntk_by_parts", "yarn", "slow_bands", "dominant_band", "logits"])
 def test_one_length_per_document_equals_one_at_a_time(method):
     lengths = torch.tensor([[100, 2048, 2049], [4096, 9000, 32_768]])
     many = lerope.extend(ROPE, train_length=2048, length=lengths, method=method, dominant_band=16)
@@ -142,3 +144,14 @@ def test_the_dominant_band_is_fully_interpolated_by_turns_but_not_by_index():
     by_index = lerope.extend(frequencies, train_length=2048, length=8192, method="yarn", index_ramp_base=1e4)
     assert (by_turns.frequencies[17] / frequencies[17]).item() == pytest.approx(0.25)
     assert (by_index.frequencies[17] / frequencies[17]).item() == pytest.approx(0.481, abs=1e-3)
+
+
+def test_scales_by_position_grow_from_the_train_length_on():
+    scales = lerope.scale_by_position(torch.arange(8192), 2048, 0.2)
+    assert scales.dtype == torch.float32
+    assert torch.equal(scales[:2048], torch.ones(2048))
+    assert scales[2048] > 1
+    for position in (4095, 8191):
+        one = lerope.extend(ROPE, train_length=2048, length=position + 1, method="logits", temperature=0.2)
+        assert scales[position].item() == pytest.approx(one.logit_scale, rel=1e-7)
+    assert scales[8191].item() == pytest.approx((0.2 * math.log(4) + 1) ** 2)

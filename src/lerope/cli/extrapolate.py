@@ -41,8 +41,8 @@ def extrapolate(
 ) -> None:
     """Score finished runs on documents beyond the train length, with every way of stretching frequencies.
 
-    Naive, PI, NTK-by-parts, YaRN at each temperature, and interpolation of only the slow bands or the dominant one;
-    each document is stretched by its own length, and nothing changes up to the train length.
+    Naive, logits by position, PI, NTK-by-parts, YaRN at each temperature, and interpolation of only the slow bands or
+    the dominant one; each document is stretched by its own length, and nothing changes up to the train length.
 
     Example: lerope extrapolate runs/52M-rope-42 runs/52M-lerope-42 --to 4096
 

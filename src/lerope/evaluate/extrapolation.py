@@ -26,6 +26,8 @@ from lerope.train.rundir import provenance
 TEMPERATURES = (0.05, 0.1, 0.15, 0.2)
 # YaRN's own, also tried with the slow bands and the dominant band.
 _TEMPERATURE = 0.1
+BY_POSITION = (0.1, 0.2)
+"""Temperatures of logits by position."""
 _NUM_BINS = 64
 ALL, LONG = "all", "long"
 
@@ -39,12 +41,13 @@ class Way:
 
 
 def stretches(temperatures: tuple[float, ...], dominant_band: int | None) -> list[Stretch]:
-    """All those compared: naive, PI, NTK-by-parts, YaRN with each temperature, and without and with one the slow bands
-    alone and the dominant band alone.
+    """All those compared: naive, logits by position, PI, NTK-by-parts, YaRN with each temperature, and without and with
+    one the slow bands alone and the dominant band alone.
 
     YaRN without temperature is NTK-by-parts.
     """
     found = [Stretch(method="none"), Stretch(method="pi"), Stretch(method="ntk_by_parts")]
+    found += [Stretch(method="logits", temperature=c) for c in BY_POSITION]
     found += [Stretch(method="yarn", temperature=c) for c in temperatures]
     for c in (0.0, _TEMPERATURE):
         found.append(Stretch(method="slow_bands", temperature=c))
@@ -131,6 +134,7 @@ def extrapolate(
 def name(stretch: Stretch) -> str:
     """A way in a few words."""
     words = {"none": "naive", "pi": "PI", "ntk_by_parts": "NTK-by-parts", "yarn": "YaRN", "slow_bands": "slow bands"}
+    words["logits"] = "logits by position"
     if stretch.method == "dominant_band":
         words["dominant_band"] = f"band {stretch.dominant_band} alone"
     return words[stretch.method] + (f", c = {stretch.temperature:g}" if stretch.temperature else "")

@@ -18,7 +18,7 @@ from lerope.model.cache import Cache
 from lerope.model.saved import load_model
 from lerope.model.transformer import Transformer
 from lerope.rotary.encodings import Encoding
-from lerope.rotary.extension import Method, extend
+from lerope.rotary.extension import Method, extend, scale_by_position
 from lerope.train.parallel import start_ranks
 
 # Positions are exact in float32 up to here.
@@ -40,7 +40,7 @@ class GenerateRequest:
     extend: Method = "none"
     """How frequencies adapt where prompt and tokens go beyond the train length."""
     extend_temperature: float = 0.1
-    """For yarn, slow_bands and dominant_band: logits grow with (this ln(length / train length) + 1)^2."""
+    """For yarn, slow_bands, dominant_band and logits: logits grow with (this ln(length / train length) + 1)^2."""
     dominant_band: int | None = None
     """The band that dominant_band slows; found from the run's own attention unless given."""
     precision: Precision = "float32"
@@ -143,7 +143,11 @@ class Writer:
             dominant_band=request.dominant_band,
         )
         encoding = self._encoding.freeze(extension.frequencies).to(self._device)
-        return encoding, Cache(self.model.config.num_layers, float(extension.logit_scale))
+        scale: Tensor | float = extension.logit_scale
+        if request.extend == "logits":
+            positions = torch.arange(length, device=self._device)
+            scale = scale_by_position(positions, self.train_length, request.extend_temperature)
+        return encoding, Cache(self.model.config.num_layers, scale)
 
 
 class Passage:

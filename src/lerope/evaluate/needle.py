@@ -48,7 +48,7 @@ class NeedleRequest:
     method: Method | None = None
     """How frequencies adapt to these lengths; yarn unless given."""
     temperature: float = 0.1
-    """For yarn, slow_bands and dominant_band: logits grow with (temperature ln(length / train length) + 1)^2."""
+    """For yarn, slow_bands, dominant_band, logits: logits grow with (temperature ln(length / train length) + 1)^2."""
     dominant_band: int | None = None
     """The band that method dominant_band slows."""
     filler: str | None = None

@@ -13,7 +13,7 @@ from lerope.core.recipe import Precision
 from lerope.data.shards import Tokens
 from lerope.model.attention import Backend, DocumentMask
 from lerope.model.transformer import Transformer
-from lerope.rotary.extension import Method, extend
+from lerope.rotary.extension import Method, extend, scale_by_position
 from lerope.rotary.rotate import Rotation
 
 
@@ -54,8 +54,11 @@ class StretchedRotation(Rotation):
         frequencies = extension.frequencies.view(len(lengths), 1, -1, own.shape[-1])
         rows = positions.expand(len(lengths), -1)
         super().__init__(rows, frequencies, encoding.layout, encoding.head_dim, kernel=encoding.kernel)
-        assert isinstance(extension.logit_scale, Tensor)
-        self.scale = extension.logit_scale.view(-1, 1, 1, 1)
+        if how.method == "logits":
+            self.scale = scale_by_position(positions, train_length, how.temperature).view(1, -1, 1, 1)
+        else:
+            assert isinstance(extension.logit_scale, Tensor)
+            self.scale = extension.logit_scale.view(-1, 1, 1, 1)
 
     def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         q, k = super().__call__(q, k)

@@ -50,6 +50,10 @@ class ExportRequest:
     def __post_init__(self) -> None:
         check_choice("format", self.format, Format)
         check_choice("method", self.method, Method)
+        if self.method == "logits":
+            raise ValueError(
+                "method 'logits' scales each query by its position, which no export can say; take another."
+            )
         if self.dtype is not None:
             check_choice("dtype", self.dtype, Dtype)
         for field in ("length", "train_length"):

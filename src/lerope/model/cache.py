@@ -15,10 +15,11 @@ class Cache:
 
     Args:
         num_layers: the model's.
-        logit_scale: what attention logits are multiplied by, for frequencies that `lerope.extend` has adapted.
+        logit_scale: what attention logits are multiplied by, for frequencies that `lerope.extend` has adapted; one
+            number, or one for the query at each position.
     """
 
-    def __init__(self, num_layers: int, logit_scale: float = 1.0) -> None:
+    def __init__(self, num_layers: int, logit_scale: Tensor | float = 1.0) -> None:
         self.layers = [CachedLayer(logit_scale) for _ in range(num_layers)]
 
     @property
@@ -32,7 +33,7 @@ class CachedLayer(DocumentMask):
 
     __slots__ = ("keys", "length", "logit_scale", "values")
 
-    def __init__(self, logit_scale: float = 1.0) -> None:
+    def __init__(self, logit_scale: Tensor | float = 1.0) -> None:
         super().__init__(None)
         self.logit_scale, self.length = logit_scale, 0
         self.keys: Tensor | None = None
@@ -47,7 +48,11 @@ class CachedLayer(DocumentMask):
         keys, values = self.keys[:, :, : self.length], self.values[:, :, : self.length]
         # A single token sees all; several see a triangle, which torch knows only where nothing lies before it.
         seen = torch.ones(new, self.length, dtype=torch.bool, device=q.device).tril(past) if past and new > 1 else None
-        scale = self.logit_scale * q.shape[-1] ** -0.5
+        scale = q.shape[-1] ** -0.5
+        if isinstance(self.logit_scale, Tensor):
+            q = (q * self.logit_scale[past : self.length, None, None]).to(keys.dtype)
+        else:
+            scale *= self.logit_scale
         out = functional.scaled_dot_product_attention(
             q.transpose(1, 2), keys, values, seen, is_causal=new > 1 and not past, scale=scale
         )

@@ -23,6 +23,7 @@ WAYS = {
     "yarn": "YaRN",
     "slow_bands": "slow bands",
     "dominant_band": "dominant band alone",
+    "logits": "logits by position",
 }
 """What methods of extension are called."""
 _TITLES = {

@@ -1,4 +1,5 @@
-"""Longer contexts at inference: position interpolation, NTK-by-parts, YaRN, slow bands alone, the dominant band alone.
+"""Longer contexts at inference: position interpolation, NTK-by-parts, YaRN, slow bands alone, the dominant band alone,
+logits alone.
 
 All of them multiply frequencies by factors between s = train_length / length and 1, and do nothing at or below the
 train length. Rotations are counted with the actual frequencies, learned or not.
@@ -13,8 +14,8 @@ from torch import Tensor
 from lerope.core.checks import check_choice, check_count, check_number
 from lerope.rotary.frequencies import check_frequencies, geometric
 
-Method = Literal["none", "pi", "ntk_by_parts", "yarn", "slow_bands", "dominant_band"]
-WITH_TEMPERATURE = ("yarn", "slow_bands", "dominant_band")
+Method = Literal["none", "pi", "ntk_by_parts", "yarn", "slow_bands", "dominant_band", "logits"]
+WITH_TEMPERATURE = ("yarn", "slow_bands", "dominant_band", "logits")
 
 # Bands with fewer turns over the train length than the first are interpolated, those with more than the second kept.
 SLOW_TURNS, FAST_TURNS = 1.0, 32.0
@@ -47,10 +48,12 @@ def extend(
         length: the length the model will see, or a tensor with one length per document.
         method: `none`; `pi` slows all bands by s; `ntk_by_parts` slows bands more the fewer turns they made in
             training; `yarn` is ntk_by_parts and a temperature; `slow_bands` slows bands that made less than one turn in
-            training, all alike, and no other; `dominant_band` slows only one band.
+            training, all alike, and no other; `dominant_band` slows only one band; `logits` slows none, so that
+            `length` may be a tensor of each query's position + 1, and the extension grows with the text (see
+            `scale_by_position`).
         dominant_band: which band that is.
-        temperature: c in logit_scale = (c ln(length / train_length) + 1)^2, for `yarn`, `slow_bands` and
-            `dominant_band`; 0 for none.
+        temperature: c in logit_scale = (c ln(length / train_length) + 1)^2, for `yarn`, `slow_bands`,
+            `dominant_band` and `logits`; 0 for none.
         index_ramp_base: ramp linearly over band *indices*, found from this RoPE base, instead of over turns. That is
             what Hugging Face and the engines call YaRN. Right only for a fixed RoPE of this base, and not used by the
             paper; here so that the two can be compared.
@@ -84,6 +87,20 @@ def extend(
         frequencies=(wide * multiplier).to(frequencies.dtype),
         logit_scale=logit_scale.to(frequencies.dtype) if isinstance(length, Tensor) else logit_scale.item(),
     )
+
+
+def scale_by_position(positions: Tensor, train_length: int, temperature: float) -> Tensor:
+    """What to multiply queries at these positions by, float32: method `logits`, each query by the text it sees.
+
+    Nothing has to be known of the text's end, keys in a cache stay right, and within the train length it is 1.
+    """
+    return extend(
+        torch.ones(1, device=positions.device),
+        train_length=train_length,
+        length=positions + 1,
+        method="logits",
+        temperature=temperature,
+    ).logit_scale  # type: ignore[return-value]  # many lengths give a tensor
 
 
 def _factor(length: int | Tensor, train_length: int, like: Tensor) -> Tensor:

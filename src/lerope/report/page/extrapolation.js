@@ -7,6 +7,7 @@ const wayColors = {
   ntk_by_parts: ["green"],
   yarn: ["blue", "vermillion", "black", "yellow"],
   slow_bands: ["black"],
+  logits: ["yellow", "vermillion"],
   dominant_band: ["purple", "orange"],
 };
 
