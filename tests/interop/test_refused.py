@@ -158,3 +158,8 @@ def test_without_transformers(monkeypatch):
 def test_rotary_of_a_plain_model():
     with pytest.raises(ValueError, match=r"converted with lerope\.convert first"):
         rotary_of(make())
+
+
+def test_logits_by_position_cannot_be_exported(tmp_path):
+    with pytest.raises(ValueError, match="method 'logits' scales each query by its position, which no export can say"):
+        lerope.export("runs/any", tmp_path / "out", length=8192, method="logits")
