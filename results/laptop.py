@@ -1,4 +1,5 @@
-"""The campaign's questions asked of the smallest model, in runs of ten minutes on one core: repeated without a GPU.
+"""The campaign's questions asked of the smallest model, in runs of a quarter of an hour on one core: repeated without
+a GPU.
 
     lerope data prepare english-00.jsonl.xz --validation english-validation.jsonl.xz --vocab-size 2048 --out data/laptop
     lerope ladder results/laptop.py:effect --data data/laptop --out runs/laptop --at-once 2
