@@ -229,11 +229,14 @@ def _profile(text: Archive) -> list[Claim]:
     if learned:
         sets = [files.result(LearnedFrequencies) for files in learned]
         first = [found.sets[0]["suppressed_from"] for found in sets if found is not None]
-        words = ", ".join("none" if band is None else str(band) for band in first)
+        some = [str(band) for band in first if band is not None]
+        words = f"from band {', '.join(some)} on, of {len(profiles[0])}" if some else f"in no run of {len(first)}"
+        if some and len(some) < len(first):
+            words += f"; in {len(some)} of {len(first)} runs"
         slow = Claim(
             slow.study,
             slow.paper,
-            f"from band {words} on, of {len(profiles[0])}",
+            words,
             of_seeds(AGREES if None not in first else DIFFERS, len(first)),
             f"{len(first)} seeds" * (len(first) > 1),
         )

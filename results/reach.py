@@ -53,6 +53,7 @@ Way = tuple[str, float]
 """A method of extension and its temperature."""
 BY_POSITION: Way = ("logits", 0.2)
 _LOGITS = "logits by position"
+_KNOWN = ("rope", "lerope")
 
 
 @dataclass(frozen=True)
@@ -305,14 +306,15 @@ def draw(text: Archive) -> Any:
     drawn = [(label, result, ("none", 0.0)) for label, result in scored.items()]
     by_position = {label: _perplexity([result], (1, TIMES), *BY_POSITION) for label, result in scored.items()
                    if BY_POSITION in _ways([result])}  # fmt: skip
-    # Of RoPE, and of the encoding that is best with it.
-    for label in dict.fromkeys(["rope", *sorted(by_position, key=by_position.__getitem__)[:1]] if by_position else []):
-        drawn.append((f"{label}, {_LOGITS}", scored[label], BY_POSITION))
+    # Of RoPE, and of the other encoding that is best with it.
+    chosen = sorted(by_position, key=lambda label: (label != "rope", by_position[label]))[:2]
+    drawn += [(f"{look(label).label if label in _KNOWN else label}, {_LOGITS}", scored[label], BY_POSITION)
+              for label in chosen]  # fmt: skip
     for label, result, way in drawn:
         bins = curve(result, *way)
         x = [(row["start"] + row["stop"]) / 2 / train for row in bins]
         y = [row["loss"] - target[row["start"]] for row in bins]
-        if label in ("rope", "lerope"):
+        if label in _KNOWN:
             axes.plot(x, y, **look(label).stroke, label=look(label).label)
         else:
             line, colour = next(others)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from lerope.report.collect import Bundle, RunFiles
+from lerope.report.curves import smooth
 from lerope.report.groups import main_study, method, rung
 from lerope.report.style import GUIDE, PAGE, Missing, letter, look, new_figure, styled
 from lerope.results import Beyond
@@ -14,10 +15,12 @@ TITLE = "What falls off beyond the train length"
 CAPTION = (
     "Documents longer than the train length, with no extension. (a) How the loss of tokens beyond the train length "
     "changes if one learned frequency is RoPE's again and the others stay, with its standard error over documents; "
-    "below zero, that band is part of the fall. (b) The loss by position: as learned, with the one band set back that "
-    "helps most, and with all. The dotted line is the train length."
+    "below zero, that band is part of the fall. (b) The same change by position, smoothed: with the one band set back "
+    "that helps most, and with all. The dotted line is the train length."
 )
 _SIZE = (PAGE, 2.6)
+_KERNELS = 64
+"""The smoothing kernel's deviation is one part in so many of the positions."""
 
 
 @styled
@@ -56,13 +59,16 @@ def _positions(axes: Any, files: RunFiles, result: Beyond) -> None:
     edges, counts = arrays["edges"].astype(np.float64), arrays["counts"].astype(np.float64)
     middles, some = (edges[1:] + edges[:-1]) / 2, counts > 0
     best = min(range(1, len(result.bands)), key=lambda number: result.bands[number]["beyond"], default=0)
-    shown = [(0, "as learned", "-"), (1, "all bands set back", ":")]
+    shown = [(1, "all bands set back", ":")]
     if best:
-        shown.insert(1, (best + 1, f"band {result.bands[best]['band']} set back", "--"))
+        shown.insert(0, (best + 1, f"band {result.bands[best]['band']} set back", "-"))
+    learned = arrays["sums"][0].astype(np.float64)
     for number, label, line in shown:
-        losses = arrays["sums"][number][some] / counts[some]
-        axes.plot(middles[some], losses, ls=line, color=look(method(files)).colour, lw=1.0, label=label)
+        # Of the same tokens, so that their own differences fall out.
+        change = smooth(arrays["sums"][number].astype(np.float64) - learned, counts, len(middles) / _KERNELS)
+        axes.plot(middles[some], change[some], ls=line, color=look(method(files)).colour, lw=1.0, label=label)
+    axes.axhline(0, color=GUIDE, lw=0.6, zorder=0)
     axes.axvline(result.settings["train_length"], color="black", ls=":", lw=0.9)
-    axes.set_xlabel("position")
-    axes.set_ylabel("loss (nats)")
+    axes.set_xlabel("position (tokens)")
+    axes.set_ylabel("change of loss (nats)")
     axes.legend(loc="best")
