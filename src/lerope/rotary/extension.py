@@ -1,8 +1,8 @@
 """Longer contexts at inference: position interpolation, NTK-by-parts, YaRN, slow bands alone, the dominant band alone,
 logits alone.
 
-All of them multiply frequencies by factors between s = train_length / length and 1, and do nothing at or below the
-train length. Rotations are counted with the actual frequencies, learned or not.
+They multiply frequencies by factors between s = train_length / length and 1, logits by one above 1, or both, and do
+nothing at or below the train length. Rotations are counted with the actual frequencies, learned or not.
 """
 
 import math
