@@ -99,12 +99,16 @@ def collect(paths: Sequence[Path]) -> Bundle:
 
 def _comparable(runs: list[RunFiles], notes: list[str]) -> list[RunFiles]:
     """Finished runs with the same data and train length that were evaluated alike, all trained from scratch or none:
-    the largest such group, and in it the largest of each rung whose recipes pair."""
+    the largest such group, and in it the largest of each rung and number of steps whose recipes pair."""
     evaluated = [files for files in runs if files.run.finished and files.result(Evaluation, "eval") is not None]
-    rungs: dict[str, list[RunFiles]] = {}
+    rungs: dict[str, dict[int, list[RunFiles]]] = {}
     for files in _largest(evaluated, _study_key):
-        rungs.setdefault(files.run.recipe.rung, []).append(files)
-    chosen = [files for some in rungs.values() for files in _with_a_pair(_largest(some, _recipe_key))]
+        recipe = files.run.recipe
+        rungs.setdefault(recipe.rung, {}).setdefault(recipe.steps, []).append(files)
+    chosen = []
+    for by_steps in rungs.values():
+        alike = [files for some in by_steps.values() for files in _largest(some, _recipe_key)]
+        chosen += _with_a_pair(alike)
     if left_out := len(evaluated) - len(chosen):
         why = "have other data, train lengths or recipes, started from other runs or were evaluated differently"
         alike = "`lerope eval` with the same options scores runs alike"
@@ -120,9 +124,9 @@ def _study_key(files: RunFiles) -> Any:
 
 
 def _recipe_key(files: RunFiles) -> str:
-    """All of a recipe that a pair has in common but the steps."""
+    """All of a recipe that a pair has in common."""
     recipe = asdict(files.run.recipe)
-    return repr(sorted((field, value) for field, value in recipe.items() if field not in (*FREE_IN_PAIRS, "steps")))
+    return repr(sorted((field, value) for field, value in recipe.items() if field not in FREE_IN_PAIRS))
 
 
 def _with_a_pair(runs: list[RunFiles]) -> list[RunFiles]:
