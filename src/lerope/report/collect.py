@@ -107,8 +107,7 @@ def _comparable(runs: list[RunFiles], notes: list[str]) -> list[RunFiles]:
         rungs.setdefault(recipe.rung, {}).setdefault(recipe.steps, []).append(files)
     chosen = []
     for by_steps in rungs.values():
-        alike = [files for some in by_steps.values() for files in _largest(some, _recipe_key)]
-        chosen += _with_a_pair(alike)
+        chosen += _with_a_pair([files for some in by_steps.values() for files in _largest(some, _recipe_key)])
     if left_out := len(evaluated) - len(chosen):
         why = "have other data, train lengths or recipes, started from other runs or were evaluated differently"
         alike = "`lerope eval` with the same options scores runs alike"
