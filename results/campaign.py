@@ -1,11 +1,10 @@
 """The runs behind docs/results.md: seven questions about one text, with LeRoPE's effect at 52M as the first.
 
     lerope data prepare english-*.jsonl.xz --validation english-validation.jsonl.xz --out data/english
-    lerope ladder results/campaign.py:effect --data data/english --out runs/english
-    lerope archive runs/english/52M-* --out results/english
+    lerope ladder results/campaign.py:effect --data data/english --out runs/english --archive results/english
 
 Studies share runs, so all of one text go to one folder. A run of 52M takes about five minutes on one H200, and a minute
-to measure. Results are archived as they come: `make results` writes the page from whatever is there.
+to measure. Each run is archived when it is measured: `make results` writes the page from whatever is there.
 """
 
 from collections.abc import Sequence

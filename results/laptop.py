@@ -2,8 +2,7 @@
 a GPU.
 
     lerope data prepare english-00.jsonl.xz --validation english-validation.jsonl.xz --vocab-size 2048 --out data/laptop
-    lerope ladder results/laptop.py:effect --data data/laptop --out runs/laptop --at-once 2
-    lerope archive runs/laptop/demo-* --out results/laptop
+    lerope ladder results/laptop.py:effect --data data/laptop --out runs/laptop --archive results/laptop --at-once 2
 
 Three layers, a window of 256 tokens, four million tokens. What is large shows here, such as the fall beyond the window;
 whether the gain within it does is what `effect` asks.

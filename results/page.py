@@ -59,8 +59,7 @@ page is not what they say. The runs are those of `results/campaign.py`; anyone w
 
 ```
 lerope data prepare TEXT --out data/english
-lerope ladder results/campaign.py:effect --data data/english --out runs/english
-lerope archive runs/english/52M-* --out results/english
+lerope ladder results/campaign.py:effect --data data/english --out runs/english --archive results/english
 make results
 ```
 

@@ -91,6 +91,10 @@ def test_commands_for_a_cluster(capsys):
     source = next(i for i, line in enumerate(lines) if "--out o/217M-lerope-43 " in line)
     needs = next(i for i, line in enumerate(lines) if "o/217M-lerope-43/model/frequencies.json" in line)
     assert source < needs
+    archived = called(
+        capsys, "ladder", "base", "--data", "d", "--out", "o", "--archive", "kept", "--print"
+    ).splitlines()
+    assert archived[0].split(" && ")[-1] == "lerope archive o/217M-rope-base2048-42 --out kept"
     spaced = called(capsys, "ladder", "base", "--data", "my data", "--print").splitlines()[0]
     assert shlex.split(spaced)[4] == "my data"
 
@@ -137,7 +141,10 @@ def test_a_study_in_processes_of_its_own(capsys, data, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     study = ("ladder", "own.py:mine", "--demo", "--steps", 2)
     assert "waiting" in called(capsys, *study, "--status")
-    text = called(capsys, *study, "--data", data)
+    assert "archive must be another folder" in called(
+        capsys, *study, "--out", "o", "--archive", "o", "--data", data, code=2
+    )
+    text = called(capsys, *study, "--data", data, "--archive", "kept")
     run = tmp_path / "studies" / "mine-demo" / "demo-rope-42-2.52B"
     assert read_run(run).finished
     (evaluated,) = (run / "results").glob("eval*.json")
@@ -146,6 +153,7 @@ def test_a_study_in_processes_of_its_own(capsys, data, tmp_path, monkeypatch):
     assert (row["name"], row["state"], row["step"], row["steps"]) == (run.name, "finished", 2, 2)
     assert row["validation_loss"] == pytest.approx(loss, rel=1e-5)
     assert f"{run.name}: finished, validation loss {loss:.4f}" in text
+    assert Evaluation.load(tmp_path / "kept" / run.name / "results" / evaluated.name).loss == loss
     started = read_run(run).starts
     assert "finished" in called(capsys, *study, "--data", data)
     assert read_run(run).starts == started

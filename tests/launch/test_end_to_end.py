@@ -19,6 +19,7 @@ from lerope.report.collect import Bundle, collect
 from lerope.report.figures import FIGURES
 from lerope.report.tables import MAKERS
 from lerope.results import Evaluation, Extrapolation, Needle, load_result
+from lerope.results.archive import archive
 from tests.data.corpora import write_corpus
 from tests.report.test_figures import words
 from tests.train.runs import TINY
@@ -154,3 +155,21 @@ def test_every_study_and_its_report(name, python_data, tmp_path, monkeypatch):
         carry_out(run, python_data, tmp_path)
         check(run, tmp_path)
     check_report(tmp_path, TABLES[name], FIGURES_OF[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["effect", "window", "transfer", "size", "code", "preset", "horizon"])
+def test_every_study_of_the_campaign(name, python_data, tmp_path, monkeypatch):
+    """Before it costs hours of a GPU: each command is accepted and leaves its result, and the run can be archived."""
+    wide = {"num_heads": 4, "head_dim": 64} if name == "preset" else {}  # where a head of 128 fits
+    monkeypatch.setitem(LADDER, "demo", replace(TINY, vocab_size=2048, **wide))
+    study = in_small(study_named(f"results/campaign.py:{name}"), steps=5)
+    needed, seen = {run.after for run in study.runs}, set()
+    for run in study.runs:
+        if (run.encoding, str(run.changes)) in seen and run.name not in needed:
+            continue  # another seed
+        seen.add((run.encoding, str(run.changes)))
+        carry_out(run, python_data, tmp_path / "runs")
+        check(run, tmp_path / "runs")
+        archive(tmp_path / "runs" / run.name, tmp_path / "kept")
+    assert collect([tmp_path / "kept"]).runs

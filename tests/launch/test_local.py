@@ -36,7 +36,7 @@ def program(out):
     return (sys.executable, "-m", "tests.launch.fake", str(out / "calls"))
 
 
-def launch(chosen, out, where=ONE, data="data"):
+def launch(chosen, out, where=ONE, data="data", archives=None):
     """Carries a study out; what its runs are, and learn, is there for the program to copy."""
     corpus = out.parent / data
     if not corpus.exists():
@@ -48,7 +48,7 @@ def launch(chosen, out, where=ONE, data="data"):
     fixed = {"data": Manifest.load(corpus).fingerprint(), "initial_frequencies": learned}
     identities = {run.name: {"recipe": asdict(run.recipe(out)), **fixed} for run in chosen.runs}
     (out / "identities.json").write_text(json.dumps(identities))
-    return carry_out(chosen, corpus, out, where, program(out))
+    return carry_out(chosen, corpus, out, where, program(out), archives=archives)
 
 
 def calls(out):
@@ -141,6 +141,32 @@ def test_a_failure_leaves_the_others_alone(out, capsys):
     assert ("eval", "demo-rope-42") in calls(out)
     assert ("eval", "demo-lerope-42") in calls(out)
     assert "demo-nope-43: failed; train exited with 1: lerope train: broken on purpose." in capsys.readouterr().out
+
+
+def test_each_run_is_archived_as_soon_as_it_is_finished(out, monkeypatch):
+    """Also one that was finished before; an archive that cannot be written is that run's failure."""
+    archived = []
+    monkeypatch.setattr(
+        "lerope.launch.launcher.archive", lambda run, archives: archived.append((run.name, len(calls(out)), archives))
+    )
+    kept = out.parent / "kept"
+    assert launch(pair(), out, archives=kept) == {}
+    (first, so_far, folder), (second, at_end, _) = archived
+    assert (first, second, folder) == ("demo-rope-42", "demo-lerope-42", kept)
+    assert so_far < at_end == len(calls(out))
+    launch(pair(), out, archives=kept)
+    assert len(archived) == 4
+
+    def full(run, archives):
+        if run.name == "demo-rope-42":
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("lerope.launch.launcher.archive", full)
+    (out / "demo-rope-42" / "results" / "eval.json").unlink()
+    failed = launch(pair(), out, archives=kept)
+    assert failed.keys() == {"demo-rope-42"}
+    assert "demo-rope-42 cannot be archived in" in failed["demo-rope-42"]
+    assert "No space left" in failed["demo-rope-42"]
 
 
 def test_a_damaged_run_directory_is_that_run_s_failure(out):

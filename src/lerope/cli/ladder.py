@@ -24,6 +24,7 @@ def ladder(
     *,
     data: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
+    archive: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
     demo: bool = False,
     steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
     sweep: bool = False,
@@ -54,6 +55,8 @@ def ladder(
         study: a name from the list, or your own file.py:function or module:function.
         data: a folder that `lerope data prepare` wrote.
         out: the folder of the run directories; by default studies/STUDY, or studies/STUDY-demo with --demo.
+        archive: a folder that gets the archive of each run as soon as it is finished (see `lerope archive`), so that a
+            machine that is lost takes no result with it.
         demo: A small version of the study: data with a vocabulary of 2,048, models of the rung demo, few steps.
         steps: steps of every run; with --demo, those of the largest rung.
         sweep: First search for each rung's learning rate, with RoPE, in OUT/sweeps; rungs above 608M follow from the
@@ -98,9 +101,12 @@ def ladder(
         raise ValueError(f"data must name prepared text, for example from `{example}`; got none.")
     if print_:
         for run in chosen.runs:
-            print(" && ".join(shlex.join(["lerope", *command]) for command in run.commands(data, out)))
+            kept = [] if archive is None else [["archive", str(out / run.name), "--out", str(archive)]]
+            print(" && ".join(shlex.join(["lerope", *command]) for command in [*run.commands(data, out), *kept]))
         return
-    launch = launcher(on, at_once, cluster, where)
+    if archive is not None and archive.resolve() == out.resolve():
+        raise ValueError(f"archive must be another folder than --out, which has the runs themselves; got {archive}.")
+    launch = launcher(on, at_once, cluster, where, archive)
     check_data(chosen, data)
     with stoppable(), redirect_stdout(sys.stderr if json_ else sys.stdout):
         if sweep:

@@ -6,6 +6,7 @@ from pathlib import Path
 from lerope.launch.measured import is_measured
 from lerope.launch.progress import is_trained, tail
 from lerope.launch.study import Command, PlannedRun, Study
+from lerope.results.archive import archive
 
 LOGS = "logs"
 
@@ -31,6 +32,16 @@ def tasks_left(run: PlannedRun, data: Path, out: Path, fingerprint: str) -> list
     if not is_trained(run, out, fingerprint):
         return [(None, train), *tasks]
     return [(each, command) for each, command in tasks if not is_measured(each, out / run.name)]
+
+
+def put_away(folder: Path, archives: Path | None) -> None:
+    """Archives a run that is finished, where there is a folder for archives."""
+    if archives is None:
+        return
+    try:
+        archive(folder, archives)
+    except OSError as error:  # of a full disk, say; other runs go on
+        raise ValueError(f"{folder.name} cannot be archived in {archives}: {error}; the run itself is safe.") from error
 
 
 def last_words(log: Path) -> str:

@@ -11,7 +11,7 @@ from typing import IO
 from lerope.core.signals import SAVE, Signals, Stopped
 from lerope.core.terminal import Display
 from lerope.data.shards import Manifest
-from lerope.launch.launcher import LOGS, Task, last_words, needs_failed, tasks_left
+from lerope.launch.launcher import LOGS, Task, last_words, needs_failed, put_away, tasks_left
 from lerope.launch.measured import note
 from lerope.launch.progress import in_use, is_trained, last_records
 from lerope.launch.study import PlannedRun, Study
@@ -51,6 +51,7 @@ def carry_out(
     where: Sequence[Place],
     program: Sequence[str] = (sys.executable, "-m", "lerope"),
     options: Sequence[str] = (),
+    archives: Path | None = None,
 ) -> dict[str, str]:
     """The launcher of one machine; after a signal, every child has saved its work.
 
@@ -61,10 +62,11 @@ def carry_out(
         where: each of these takes one run at a time.
         program: the program that takes a command's arguments.
         options: what `lerope train` is given besides.
+        archives: a folder for the archive of each run, as soon as it is finished.
     """
     (out / LOGS).mkdir(parents=True, exist_ok=True)
     with Display() as display, Signals() as signals:
-        queue = _Queue(study, data, out, where, program, options, display.say)
+        queue = _Queue(study, data, out, where, program, options, archives, display.say)
         try:
             while queue.advance():
                 if signals.received is not None:
@@ -88,9 +90,11 @@ class _Queue:
         where: Sequence[Place],
         program: Sequence[str],
         options: Sequence[str],
+        archives: Path | None,
         say: Callable[[str], None],
     ) -> None:
-        self._data, self._out, self._program, self._options, self._say = data, out, program, options, say
+        self._data, self._out, self._program, self._options = data, out, program, options
+        self._archives, self._say = archives, say
         self._fingerprint = Manifest.load(data).fingerprint()
         self._runs = {run.name: run for run in study.runs}
         self._waiting = list(study.runs)
@@ -144,6 +148,7 @@ class _Queue:
             return
         tasks = tasks_left(run, self._data, self._out, self._fingerprint)
         if not tasks:
+            put_away(folder, self._archives)
             self._waiting.remove(run)
             self._elsewhere.discard(name)
             self._finished.add(name)
@@ -166,6 +171,11 @@ class _Queue:
         work.close()
         name = work.run.name
         if work.process.returncode == 0:
+            try:
+                put_away(self._out / name, self._archives)
+            except ValueError as error:
+                self._fail(work.run, str(error))
+                return
             self._finished.add(name)
             _, loss = last_records(self._out / name)
             self._say(f"{name}: finished" + (f", validation loss {loss:.4f}" if loss is not None else ""))

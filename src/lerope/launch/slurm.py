@@ -19,7 +19,7 @@ from lerope.data.shards import Manifest
 from lerope.launch import scheduler
 from lerope.launch.cluster import SAVE_SECONDS, Cluster, Share, share
 from lerope.launch.job import JOBS, JobFile
-from lerope.launch.launcher import LOGS, Task, last_words, needs_failed, tasks_left
+from lerope.launch.launcher import LOGS, Task, last_words, needs_failed, put_away, tasks_left
 from lerope.launch.progress import last_records
 from lerope.launch.scheduler import Job, Kind
 from lerope.launch.study import PlannedRun, Study
@@ -30,7 +30,7 @@ _FIRST_POLL_S, _LAST_POLL_S = 1.0, 10.0
 _SUBMIT_PATIENCE_S = 600.0
 
 
-def carry_out(study: Study, data: Path, out: Path, cluster: Cluster) -> dict[str, str]:
+def carry_out(study: Study, data: Path, out: Path, cluster: Cluster, archives: Path | None = None) -> dict[str, str]:
     """The launcher of a cluster: submits what has no job yet and watches until all jobs have ended.
 
     After a signal the jobs stay; given again, the command attaches to them.
@@ -40,10 +40,11 @@ def carry_out(study: Study, data: Path, out: Path, cluster: Cluster) -> dict[str
         data: a folder that `lerope data prepare` wrote, which all nodes see.
         out: the study's folder, which they see too: run directories, logs, and the jobs' files.
         cluster: where jobs go.
+        archives: a folder for the archive of each run that this command sees finished.
     """
     (out / LOGS).mkdir(parents=True, exist_ok=True)
     with Display() as display, Signals() as signals:
-        watch = _Watch(study, data, out, cluster, display.say)
+        watch = _Watch(study, data, out, cluster, archives, display.say)
         with locked(out / JOBS, _SUBMIT_PATIENCE_S):  # of two commands at once, the second finds the first one's jobs
             watch.submit()
         pause = _FIRST_POLL_S
@@ -86,8 +87,17 @@ class _Followed:
 class _Watch:
     """The runs of a study and their jobs."""
 
-    def __init__(self, study: Study, data: Path, out: Path, cluster: Cluster, say: Callable[[str], None]) -> None:
-        self._data, self._out, self._cluster, self._say = data.resolve(), out.resolve(), cluster, say
+    def __init__(
+        self,
+        study: Study,
+        data: Path,
+        out: Path,
+        cluster: Cluster,
+        archives: Path | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self._data, self._out, self._cluster = data.resolve(), out.resolve(), cluster
+        self._archives, self._say = archives, say
         self._fingerprint = Manifest.load(data).fingerprint()
         self._runs = {run.name: run for run in study.runs}
         self._shares = {run.name: share(run.recipe(out), cluster) for run in study.runs}
@@ -105,6 +115,8 @@ class _Watch:
         for run in self._runs.values():
             try:
                 tasks = self._left(run)
+                if not tasks:
+                    put_away(self._out / run.name, self._archives)
             except ValueError as error:  # a run directory that is damaged, or another run's
                 self._fail(run, str(error))
                 continue
@@ -142,6 +154,8 @@ class _Watch:
                 continue
             try:
                 left = self._left(each.run)
+                if not left:
+                    put_away(self._out / each.run.name, self._archives)
             except ValueError as error:
                 self._followed.remove(each)
                 self._fail(each.run, str(error))
