@@ -130,7 +130,8 @@ def _difference(model: Any, plain: Any, rotary: Rotary, frequencies: dict[str, T
         rotary.inv_freq = kept
         for module, trains in modes.items():
             module.training = trains
-    error = (ours.double() - theirs.double()).abs().max() / ours.double().abs().max()
+    left, right = ours.cpu().double(), theirs.cpu().double()
+    error = (left - right).abs().max() / left.abs().max()
     return float(error), ours.element_size() < 4
 
 

@@ -12,6 +12,7 @@ from lerope.core.recipe import Kernel
 from lerope.interop.fused import Turn, takes_turns
 from lerope.rotary.dispatch import choose
 from lerope.rotary.encodings import Encoding
+from lerope.rotary.frequencies import widest
 from lerope.rotary.rotate import Rotation
 
 # What a set of frequencies is called where all layers share it.
@@ -211,8 +212,7 @@ class _Tables(torch.autograd.Function):
             torque = torque.unflatten(-1, (2, -1)).sum(-2)
         elif arrangement.form == "interleaved":
             torque = torque.unflatten(-1, (-1, 2)).sum(-1)
-        wide = torch.float32 if torque.device.type == "mps" else torch.float64
-        torque = torque.to(wide) * _offsets(frequencies, positions, arrangement.axes)
+        torque = torque.to(widest(torque.device)) * _offsets(frequencies, positions, arrangement.axes)
         gradient = torque.flatten(0, -2).sum(0).to(frequencies.dtype)
         found = torch.autograd.grad(ctx.frequencies, ctx.learned, gradient, retain_graph=True)
         return None, None, None, None, *found

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lerope.rotary.frequencies import widest
+
 Change = tuple[Tensor, Tensor]
 """A parameter and its new value."""
 # A power of two, by which floats are multiplied exactly.
@@ -123,7 +125,7 @@ def _norms(layer: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _gain(layer: nn.Module, query: Tensor, scale: float) -> list[Change]:
-    return [(parameter, parameter.double() * scale) for _, parameter in _norms(layer)]
+    return [(parameter, parameter.to(widest(parameter.device)) * scale) for _, parameter in _norms(layer)]
 
 
 def _gain_over_one(layer: nn.Module, query: Tensor, scale: float) -> list[Change]:
@@ -131,13 +133,13 @@ def _gain_over_one(layer: nn.Module, query: Tensor, scale: float) -> list[Change
     changes = []
     for name, parameter in _norms(layer):
         offset = 0.0 if name.endswith("bias") else 1.0
-        changes.append((parameter, (offset + parameter.double()) * scale - offset))
+        changes.append((parameter, (offset + parameter.to(widest(parameter.device))) * scale - offset))
     return changes
 
 
 def _projection(layer: Any, query: Tensor, scale: float) -> list[Change]:
     projection = getattr(layer, "q_proj", None)
-    return [] if projection is None else [(p, p.double() * scale) for p in projection.parameters()]
+    return [] if projection is None else [(p, p.to(widest(p.device)) * scale) for p in projection.parameters()]
 
 
 def _fused_projection(layer: Any, query: Tensor, scale: float) -> list[Change]:
@@ -146,7 +148,7 @@ def _fused_projection(layer: Any, query: Tensor, scale: float) -> list[Change]:
     num_rows = query.shape[1] * query.shape[3]
     changes = []
     for parameter in () if projection is None else projection.parameters():
-        scaled = parameter.double()
+        scaled = parameter.to(widest(parameter.device))
         scaled[:num_rows] *= scale
         changes.append((parameter, scaled))
     return changes

@@ -143,8 +143,9 @@ def log_scales(model: Any) -> dict[str, list[Any]]:
     """ln(frequency / initial frequency) of every band, for each kind of layer; 0 for bands that never turn."""
     found = {}
     for kind, encoding in _encodings(model).items():
-        ratio = _frequencies(encoding).double() / encoding.theta.double()
-        found[kind] = torch.where(encoding.theta == 0, 0.0, ratio.abs().log()).tolist()
+        theta = encoding.theta.cpu().double()
+        ratio = torch.tensor(encoding.artifact().frequencies).double() / theta
+        found[kind] = torch.where(theta == 0, 0.0, ratio.abs().log()).tolist()
     return found
 
 

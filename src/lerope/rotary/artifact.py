@@ -130,4 +130,4 @@ def log_scales(frequencies: Tensor, theta: Tensor) -> list[Any]:
     def readable(value: Any) -> Any:
         return [*map(readable, value)] if isinstance(value, list) else value if math.isfinite(value) else None
 
-    return [*map(readable, (frequencies.double() / theta.double()).log().tolist())]
+    return [*map(readable, (frequencies.cpu().double() / theta.cpu().double()).log().tolist())]

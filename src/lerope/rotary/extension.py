@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lerope.core.checks import check_choice, check_count, check_number
-from lerope.rotary.frequencies import check_frequencies, geometric
+from lerope.rotary.frequencies import check_frequencies, geometric, widest
 
 Method = Literal["none", "pi", "ntk_by_parts", "yarn", "slow_bands", "dominant_band", "logits"]
 WITH_TEMPERATURE = ("yarn", "slow_bands", "dominant_band", "logits")
@@ -65,7 +65,7 @@ def extend(
         raise ValueError(f"temperature must be 0 or more; got {temperature!r}.")
     factor = _factor(length, train_length, frequencies)
     s = (1.0 / factor)[(..., *[None] * frequencies.ndim)]
-    wide = frequencies.double()
+    wide = frequencies.to(widest(frequencies.device))
     if method in ("ntk_by_parts", "yarn"):
         if index_ramp_base is None:
             kept = _turn_ramp(wide, train_length)
@@ -104,7 +104,7 @@ def scale_by_position(positions: Tensor, train_length: int, temperature: float) 
 
 
 def _factor(length: int | Tensor, train_length: int, like: Tensor) -> Tensor:
-    """How many times longer than training, at least 1, in float64."""
+    """How many times longer than training, at least 1, as exactly as the device can."""
     if isinstance(length, Tensor):
         if length.is_floating_point() or length.is_complex() or length.dtype == torch.bool:
             raise ValueError(f"length must be integers; got {length.dtype}.")
@@ -112,7 +112,7 @@ def _factor(length: int | Tensor, train_length: int, like: Tensor) -> Tensor:
             raise ValueError(f"length must be positive; got {int(length.min())}.")
     else:
         length = torch.tensor(check_count("length", length))
-    return (length.to(like.device, torch.float64) / train_length).clamp(min=1.0)
+    return (length.to(like.device).to(widest(like.device)) / train_length).clamp(min=1.0)
 
 
 def _turns(frequencies: Tensor, train_length: int) -> Tensor:
@@ -135,7 +135,7 @@ def _index_ramp(frequencies: Tensor, train_length: int, base: float) -> Tensor:
 
     first = max(math.floor(band(FAST_TURNS)), 0)
     last = min(math.ceil(band(SLOW_TURNS)), dim - 1)
-    bands = torch.arange(frequencies.shape[-1], dtype=torch.float64, device=frequencies.device)
+    bands = torch.arange(frequencies.shape[-1], dtype=frequencies.dtype, device=frequencies.device)
     return 1 - ((bands - first) / max(last - first, 0.001)).clamp(0, 1)
 
 

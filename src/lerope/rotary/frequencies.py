@@ -20,8 +20,16 @@ SIZES: dict[Sharing, tuple[str, ...]] = {
     "layer_head": ("num_layers", "num_heads"),
 }
 
+# Devices whose arithmetic has no float64, in which float32 must do.
+NARROW = {"mps"}
+
 # A band that turns by less than this over the train length carries no useful position.
 DEAD_TURNS = 0.01
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The most exact floating-point type of a device."""
+    return torch.float32 if device.type in NARROW else torch.float64
 
 
 def check_frequencies(frequencies: object, look: bool = True) -> Tensor:
@@ -66,7 +74,7 @@ def learned(theta: Tensor, alpha: Tensor, parametrization: Parametrization) -> T
         return alpha
     if parametrization == "linear":
         return alpha * theta
-    wide = torch.float32 if alpha.device.type == "mps" else torch.float64
+    wide = widest(alpha.device)
     return (alpha.to(wide).exp() * theta.to(wide)).to(alpha.dtype)
 
 
@@ -75,7 +83,8 @@ def alpha_for(frequencies: Tensor, theta: Tensor, parametrization: Parametrizati
     if parametrization == "direct":
         return frequencies.clone()
     # Where theta is zero and must stay so, the ratio is not a number.
-    scale = torch.where(frequencies == theta, 1.0, frequencies.double() / theta.double())
+    wide = widest(frequencies.device)
+    scale = torch.where(frequencies == theta, 1.0, frequencies.to(wide) / theta.to(wide))
     return (scale.log() if parametrization == "log" else scale).to(theta.dtype)
 
 

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from lerope.core.checks import check_number
 from lerope.rotary.encodings import Encoding
+from lerope.rotary.frequencies import widest
 
 
 def frequency_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -194,7 +195,8 @@ def _objective(model: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]
         outputs = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point()]
         if not outputs:
             raise ValueError(f"model returned no floating-point tensors to check; got {type(output).__name__}.")
-        return torch.stack([(t.double() * torch.randn_like(t, dtype=torch.float64)).sum().cpu() for t in outputs]).sum()
+        moved = [t.to(widest(t.device)) for t in outputs]
+        return torch.stack([(t * torch.randn_like(t)).sum().cpu().double() for t in moved]).sum()
 
 
 def _probe(model: nn.Module) -> Tensor:

@@ -19,7 +19,7 @@ from lerope.core.encoding import Layout
 from lerope.core.recipe import Kernel
 from lerope.rotary import formula
 from lerope.rotary.dispatch import Choice, choose
-from lerope.rotary.frequencies import check_frequencies
+from lerope.rotary.frequencies import check_frequencies, widest
 
 
 def rotate(
@@ -61,7 +61,7 @@ def rerotate(
 ) -> Tensor:
     """Moves keys that were rotated with frequencies `old` to `new`, for caches that outlive a change of frequencies.
 
-    Both phases are rounded to float32 as `rotate` does and subtracted in float64, so that
+    Both phases are rounded to float32 as `rotate` does and subtracted in float64 (where the device has it), so that
     rerotate(rotate(k, p, old), p, old, new) is rotate(k, p, new) up to the rounding of k. No gradient for frequencies.
     """
     old, new = check_frequencies(old).detach(), check_frequencies(new).detach()
@@ -69,7 +69,7 @@ def rerotate(
         raise ValueError(f"old and new must have the same number of bands; got {old.shape[-1]} and {new.shape[-1]}.")
     rotation = _rotation(k, positions, new, layout, rotary_dim, "reference", heads_first=False)
     positions = as_positions(positions, [k], heads_first=False)
-    phases = [(positions[..., None, None].to(values.dtype) * values).double() for values in (new, old)]
+    phases = [(positions[..., None, None].to(values.dtype) * values).to(widest(values.device)) for values in (new, old)]
     change = phases[0] - phases[1]
     rotation.cos, rotation.sin = change.cos().to(new.dtype), change.sin().to(new.dtype)
     return rotation.turn(k)
