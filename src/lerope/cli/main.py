@@ -46,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"lerope {lerope.__version__}")
         return
     keep_bytecode()
+    # Read when torch is loaded. Threads that wait for each other otherwise hold cores that other programs need, and
+    # beside these a step takes several times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     guarded(args[0], lambda: _run(args[0], args[1:]))
 
 
