@@ -24,7 +24,7 @@ from lerope.report.collect import RunFiles, collect
 from lerope.report.figures import FIGURES as DRAWINGS
 from lerope.report.figures import beyond
 from lerope.report.style import Missing, save_as
-from lerope.results import Evaluation, Sweep
+from lerope.results import Sweep
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -221,7 +221,7 @@ def _sweep_part(file: Path) -> list[str]:
 
 
 def _run_line(files: RunFiles) -> str:
-    recipe, start, evaluated = files.run.recipe, files.run.starts[-1], files.result(Evaluation, "eval")
+    recipe, start, evaluated = files.run.recipe, files.run.starts[-1], files.evaluation
     loss = f"{evaluated.loss:.4f} | {evaluated.perplexity:.3f}" if evaluated is not None else "| "
     gpu = (start.gpu or "CPU").removeprefix("NVIDIA ")
     where = f"{gpu} | {start.torch} | {start.date[:10]} | {(start.commit or '')[:8]}"

@@ -9,18 +9,30 @@ from tests.report.browser import Browser
 from tests.report.example import write_example
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def example(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("example")
+    """The example's folder, which no test may change."""
+    folder = tmp_path_factory.mktemp("example") / "runs"
     write_example(folder)
     return folder
 
 
-@pytest.fixture(scope="module")
-def file(example, tmp_path_factory):
+@pytest.fixture(scope="session")
+def bundle(example):
+    return collect([example])
+
+
+@pytest.fixture(scope="session")
+def shown(bundle):
+    """What the page shows of the example."""
+    return payload(bundle)
+
+
+@pytest.fixture(scope="session")
+def file(shown, tmp_path_factory):
     """The example's page on the disk."""
     path = tmp_path_factory.mktemp("report") / "index.html"
-    path.write_text(render(payload(collect([example]))), encoding="utf-8")
+    path.write_text(render(shown), encoding="utf-8")
     return path
 
 

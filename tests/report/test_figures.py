@@ -15,7 +15,7 @@ from lerope.report.curves import smooth
 from lerope.report.figures import FIGURES, write_figures
 from lerope.report.tables import tables
 from lerope.results import Ablation, Bands, LearnedFrequencies, Needle, Phasors, SlowestRemovals
-from tests.report.example import LENGTH, LOSSES, _Run, write_example
+from tests.report.example import LENGTH, LOSSES, _Run
 
 pytest.importorskip("matplotlib")
 
@@ -40,11 +40,6 @@ COMMANDS = {
     "learning-rates": "lerope sweep",
     "query-key-norms": "lerope analyze RUN --parts bands",
 }
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    return collect(write_example(tmp_path_factory.mktemp("example") / "runs"))
 
 
 @pytest.fixture(scope="module")
@@ -515,6 +510,12 @@ def test_one_run_has_one_panel_of_wavelengths(bundle):
     assert list(lines(axes)) == ["seed 42", "seed 43"]
 
 
+def test_what_was_measured_of_other_methods_is_drawn_too(bundle):
+    alone = RunFiles(run_of(bundle, "52M-prope-p0.75-42").run, run_of(bundle, "52M-lerope-42").results)
+    for name in ("leave-one-out", "slowest-bands"):
+        assert "p-RoPE, 52M" in words(BY_NAME[name].draw(Bundle([alone])))
+
+
 def test_no_panel_is_there_for_a_sentence(bundle):
     """A half without data is not drawn, nor a figure that would show the paper alone or another figure again."""
     one_rung = [files for files in bundle.runs if files.run.recipe.rung == "52M"]
@@ -538,7 +539,7 @@ def test_code_without_bands_is_one_panel_beside_text_and_nothing_on_its_own(bund
 
 
 def test_a_figure_without_inputs_is_written_only_if_it_is_asked_for(bundle, tmp_path):
-    alone = Bundle([run_of(bundle, "52M-lerope-43")])
+    alone = Bundle([RunFiles(run_of(bundle, "52M-lerope-43").run, {})])
     (tmp_path / "code.png").write_text("of an earlier report")
     (tmp_path / "mine.png").write_text("my own")
     written = write_figures(alone, tmp_path)

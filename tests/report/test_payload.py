@@ -16,18 +16,11 @@ from lerope.report.page import embedded
 from lerope.report.payload import payload, run_payload
 from lerope.report.payload.bands import MAX_DISTANCES
 from lerope.results import SlowestRemovals
-from tests.report.example import LENGTH, _Run, write_example
+from tests.report.example import LENGTH, _Run
 from tests.scaling.run_files import write_run
 from tests.train.runs import edit
 
 MOST_BYTES = 6_000_000
-
-
-@pytest.fixture(scope="module")
-def example(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("example")
-    write_example(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -201,8 +194,8 @@ def test_epochs_are_how_often_the_data_is_read(example, tmp_path):
     assert run_payload(one(path)).shown["progress"]["epochs"] is None
 
 
-def test_gaps_are_held_against_the_run_that_read_the_same_batches(example):
-    found = {run["id"]: run["gap"] for run in payload(collect([example]))["runs"]}
+def test_gaps_are_held_against_the_run_that_read_the_same_batches(example, shown):
+    found = {run["id"]: run["gap"] for run in shown["runs"]}
     with_gap = {name for name, gap in found.items() if gap is not None}
     assert {"52M-lerope-42", "52M-lerope-43", "217M-prope-p0.75-42"} <= with_gap
     assert not {"52M-rope-42", "52M-lerope-42-length1024"} & with_gap
@@ -234,27 +227,25 @@ def test_names_tell_runs_apart(tmp_path):
     assert names == {str(tmp_path / name): name for name in ("x", "y", "a/x", "b/x")}
 
 
-def test_the_verdict_is_of_the_largest_rung_with_several_seeds(example):
-    found = payload(collect([example]))
-    assert (found["verdict"]["rung"], found["verdict"]["method"]) == ("52M", "lerope")
-    assert found["verdict"]["text"].startswith("LeRoPE is 0.0105 nats below RoPE (95 % interval")
-    (effect,) = [e for e in found["comparison"]["effects"] if (e["rung"], e["method"]) == ("52M", "lerope")]
+def test_the_verdict_is_of_the_largest_rung_with_several_seeds(shown):
+    assert (shown["verdict"]["rung"], shown["verdict"]["method"]) == ("52M", "lerope")
+    assert shown["verdict"]["text"].startswith("LeRoPE is 0.0105 nats below RoPE (95 % interval")
+    (effect,) = [e for e in shown["comparison"]["effects"] if (e["rung"], e["method"]) == ("52M", "lerope")]
     assert effect["low"] < effect["difference"] < effect["high"] < 0
-    assert {entry["method"] for entry in found["multipliers"]["multipliers"]} == {"lerope", "prope"}
-    assert 0 < len(found["ticked"]) <= 12
+    assert {entry["method"] for entry in shown["multipliers"]["multipliers"]} == {"lerope", "prope"}
+    assert 0 < len(shown["ticked"]) <= 12
 
 
-def test_runs_stand_by_size_encoding_and_seed_and_the_verdicts_are_ticked(example):
-    found = payload(collect([example]))
-    names = [run["id"] for run in found["runs"]]
-    study = [run for run in found["runs"] if any(one["usual"] for one in run["evaluations"])]
+def test_runs_stand_by_size_encoding_and_seed_and_the_verdicts_are_ticked(shown):
+    names = [run["id"] for run in shown["runs"]]
+    study = [run for run in shown["runs"] if any(one["usual"] for one in run["evaluations"])]
     assert names[: len(study)] == [run["id"] for run in study]
     assert [run["rung"] for run in study] == ["19M"] * 3 + ["52M"] * 9 + ["217M"] * 3
     assert names[3:6] == ["52M-rope-42", "52M-rope-43", "52M-rope-44"]
-    assert {run["rung"] for run in found["runs"] if run["id"] in found["ticked"]} == {found["verdict"]["rung"]}
-    methods = {run["method"] for run in found["runs"] if run["id"] in found["ticked"]}
+    assert {run["rung"] for run in shown["runs"] if run["id"] in shown["ticked"]} == {shown["verdict"]["rung"]}
+    methods = {run["method"] for run in shown["runs"] if run["id"] in shown["ticked"]}
     assert methods == {"rope", "rope,base=500000", "prope", "lerope", "frozen"}
-    assert found["ticked"] == [name for name in names if name in found["ticked"]]
+    assert shown["ticked"] == [name for name in names if name in shown["ticked"]]
 
 
 def test_the_slowest_bands_are_there_by_meaning(example, lerope):

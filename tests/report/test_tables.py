@@ -11,13 +11,9 @@ import pytest
 from lerope.report.collect import Bundle, RunFiles, collect
 from lerope.report.tables import MAKERS, Column, Table, tables, write_tables
 from lerope.report.tables.lengths import dominant_bands
+from lerope.report.tables.losses import seeds
 from lerope.results import Bands
-from tests.report.example import LENGTH, LOSSES, ODD_NAME, _Run, write_example
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    return collect(write_example(tmp_path_factory.mktemp("example") / "runs"))
+from tests.report.example import LENGTH, LOSSES, ODD_NAME, _Run
 
 
 @pytest.fixture(scope="module")
@@ -204,9 +200,9 @@ def test_a_validation_loss_does_not_stand_beside_evaluations(bundle):
         else files
         for files in bundle.runs
     ]
-    seeds = {table.name: table for table in tables(Bundle(runs, bundle.comparison))}["seeds"]
-    assert cell(seeds, ("52M", "LeRoPE", "ours"), "seed 43") == pytest.approx(3.4004, abs=1e-5)
-    assert cell(seeds, ("52M", "LeRoPE", "ours"), "seed 44") is None
+    table = seeds(Bundle(runs, bundle.comparison))
+    assert cell(table, ("52M", "LeRoPE", "ours"), "seed 43") == pytest.approx(3.4004, abs=1e-5)
+    assert cell(table, ("52M", "LeRoPE", "ours"), "seed 44") is None
 
 
 def test_only_runs_with_a_dominant_band_of_one_set_count_in_the_ratio(bundle, tmp_path):

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy.typing as npt
 
+from lerope.core.grouping import grouped
 from lerope.core.run import RESULTS, FrequencyRecord, Metrics, Run, is_run, read_history, read_metrics, read_run
 from lerope.results import Comparison, Evaluation, Multipliers, Result, RunResult, load_result
 from lerope.scaling.compare import compare
@@ -38,6 +39,11 @@ class RunFiles:
             if isinstance(result, kind) and stem in (None, name):
                 return result
         return None
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """The usual one: on all validation documents, in windows of the train length."""
+        return self.result(Evaluation, "eval")
 
     def arrays(self, kind: type[RunResult], stem: str | None = None) -> Arrays:
         """The long arrays beside that result; nothing if they are missing or not those it was saved with."""
@@ -88,7 +94,7 @@ def collect(paths: Sequence[Path]) -> Bundle:
         raise ValueError(f"{named} holds no run; name run directories or a folder of them.")
     runs = _comparable(whole, notes)
     comparison = multipliers = None
-    if len({files.run.recipe.spec.method for files in runs}) > 1:
+    if len(_methods(runs)) > 1:
         comparison = _attempt(lambda: compare([files.run.path for files in runs]), NOT_COMPARED, notes)
     ladder = _whole_ladder(runs)
     if ladder:
@@ -100,14 +106,14 @@ def collect(paths: Sequence[Path]) -> Bundle:
 def _comparable(runs: list[RunFiles], notes: list[str]) -> list[RunFiles]:
     """Finished runs with the same data and train length that were evaluated alike, all trained from scratch or none:
     the largest such group, and in it the largest of each rung and number of steps whose recipes pair."""
-    evaluated = [files for files in runs if files.run.finished and files.result(Evaluation, "eval") is not None]
-    rungs: dict[str, dict[int, list[RunFiles]]] = {}
-    for files in _largest(evaluated, _study_key):
-        recipe = files.run.recipe
-        rungs.setdefault(recipe.rung, {}).setdefault(recipe.steps, []).append(files)
-    chosen = []
-    for by_steps in rungs.values():
-        chosen += _with_a_pair([files for some in by_steps.values() for files in _largest(some, _recipe_key)])
+    evaluated = [files for files in runs if files.run.finished and files.evaluation is not None]
+    chosen: list[RunFiles] = []
+    for at_rung in grouped(_most_alike(evaluated, _study_key), lambda files: files.run.recipe.rung).values():
+        by_steps = grouped(at_rung, lambda files: files.run.recipe.steps).values()
+        pairing = [_most_alike(some, _recipe_key) for some in by_steps]
+        # Of several numbers of steps only those in which something pairs.
+        paired = [some for some in pairing if {"rope"} < _methods(some)]
+        chosen += [files for some in paired or pairing for files in some]
     if left_out := len(evaluated) - len(chosen):
         why = "have other data, train lengths or recipes, started from other runs or were evaluated differently"
         alike = "`lerope eval` with the same options scores runs alike"
@@ -116,7 +122,7 @@ def _comparable(runs: list[RunFiles], notes: list[str]) -> list[RunFiles]:
 
 
 def _study_key(files: RunFiles) -> Any:
-    evaluation = files.result(Evaluation, "eval")
+    evaluation = files.evaluation
     alike = sorted(evaluation.settings.items()) if evaluation is not None else []
     recipe = files.run.recipe
     return files.run.identity.data, recipe.row_length, recipe.start_from is None, repr(alike)
@@ -128,28 +134,18 @@ def _recipe_key(files: RunFiles) -> str:
     return repr(sorted((field, value) for field, value in recipe.items() if field not in FREE_IN_PAIRS))
 
 
-def _with_a_pair(runs: list[RunFiles]) -> list[RunFiles]:
-    """Without runs of a number of steps that pair with no other, where there are several numbers."""
-    methods: dict[int, set[str]] = {}
-    for files in runs:
-        methods.setdefault(files.run.recipe.steps, set()).add(files.run.recipe.spec.method)
-    paired = {steps for steps, some in methods.items() if "rope" in some and len(some) > 1}
-    return [files for files in runs if files.run.recipe.steps in paired] if paired else runs
+def _most_alike(runs: list[RunFiles], key: Callable[[RunFiles], Any]) -> list[RunFiles]:
+    return max(grouped(runs, key).values(), key=len, default=[])
 
 
-def _largest(runs: list[RunFiles], key: Callable[[RunFiles], Any]) -> list[RunFiles]:
-    groups: dict[Any, list[RunFiles]] = {}
-    for files in runs:
-        groups.setdefault(key(files), []).append(files)
-    return max(groups.values(), key=len, default=[])
+def _methods(runs: list[RunFiles]) -> set[str]:
+    return {files.run.recipe.spec.method for files in runs}
 
 
 def _whole_ladder(runs: list[RunFiles]) -> list[RunFiles]:
     """Runs of methods that are at every rung, if there are two rungs and two methods or more."""
-    rungs: dict[str, set[str]] = {}
-    for files in runs:
-        rungs.setdefault(files.run.recipe.rung, set()).add(files.run.recipe.spec.method)
-    everywhere = set.intersection(*rungs.values()) if len(rungs) > 1 else set()
+    rungs = [_methods(some) for some in grouped(runs, lambda files: files.run.recipe.rung).values()]
+    everywhere = set.intersection(*rungs) if len(rungs) > 1 else set()
     return [files for files in runs if files.run.recipe.spec.method in everywhere] if len(everywhere) > 1 else []
 
 

@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
+from lerope.core.grouping import grouped
 from lerope.core.ladder import LADDER
 from lerope.paper.numbers import RUNGS
 from lerope.report.collect import Bundle, RunFiles
 from lerope.report.style import method_label, order, place
 from lerope.results import Result, Training
-
-Key = TypeVar("Key")
 
 
 def method(files: RunFiles) -> str:
@@ -38,24 +37,16 @@ def compute(files: RunFiles) -> float:
     return files.run.recipe.compute
 
 
-def group(runs: Iterable[RunFiles], key: Callable[[RunFiles], Key]) -> dict[Key, list[RunFiles]]:
-    """Runs by what they have in common, in the order of their first."""
-    found: dict[Key, list[RunFiles]] = {}
-    for files in runs:
-        found.setdefault(key(files), []).append(files)
-    return found
-
-
 def by_rung(runs: Iterable[RunFiles]) -> dict[str, list[RunFiles]]:
     """Runs by rung, the smallest first; a rung that was trained for several numbers of steps is several."""
     some = sorted(runs, key=compute)
-    steps = {name: {files.run.recipe.steps for files in members} for name, members in group(some, rung).items()}
+    steps = {name: {files.run.recipe.steps for files in members} for name, members in grouped(some, rung).items()}
 
     def name(files: RunFiles) -> str:
         place = rung(files)
         return place if len(steps[place]) == 1 else f"{place}, {files.run.recipe.steps:,} steps"
 
-    return group(some, name)
+    return grouped(some, name)
 
 
 def rungs_beside_paper(runs: Iterable[RunFiles]) -> list[str]:
@@ -75,17 +66,18 @@ def main_study(bundle: Bundle) -> list[RunFiles]:
     def of_one(files: RunFiles) -> Any:
         return files.run.identity.data, train_length(files), files.run.recipe.start_from is None
 
-    chosen = _largest(bundle.runs, of_one)
+    chosen = _most_evaluated(bundle.runs, of_one)
     found: list[RunFiles] = []
     for runs in by_rung(chosen).values():
-        alike = _largest(runs, lambda files: files.run.recipe.learning_rate)
-        for same in group(alike, lambda files: (method(files), seed(files))).values():
+        alike = _most_evaluated(runs, lambda files: files.run.recipe.learning_rate)
+        for same in grouped(alike, lambda files: (method(files), seed(files))).values():
             found.append(max(same, key=lambda files: len(files.results)))
     return sorted(found, key=lambda files: (compute(files), place(method(files)), seed(files)))
 
 
-def _largest(runs: list[RunFiles], key: Callable[[RunFiles], Any]) -> list[RunFiles]:
-    groups = group(runs, key).values()
+def _most_evaluated(runs: list[RunFiles], key: Callable[[RunFiles], Any]) -> list[RunFiles]:
+    """The group with the most evaluated runs, or else the most runs."""
+    groups = grouped(runs, key).values()
     return max(groups, key=lambda some: (sum("eval" in files.results for files in some), len(some)), default=[])
 
 
@@ -109,7 +101,7 @@ def learning_rate_runs(bundle: Bundle) -> dict[str, list[RunFiles]]:
         recipe = {key: value for key, value in asdict(files.run.recipe).items() if "learning_rate" not in key}
         return repr((files.run.identity.data, sorted(recipe.items())))
 
-    for runs in group(trained, rest).values():
+    for runs in grouped(trained, rest).values():
         if len({files.run.recipe.learning_rate for files in runs}) > 1:
             found.setdefault(rung(runs[0]), []).extend(runs)
     return dict(sorted(found.items(), key=lambda pair: compute(pair[1][0])))
@@ -117,7 +109,7 @@ def learning_rate_runs(bundle: Bundle) -> dict[str, list[RunFiles]]:
 
 def same_seeds(runs: Sequence[RunFiles]) -> list[RunFiles]:
     """Runs of the seeds that every method has, so that means can be compared; all runs if there are none."""
-    methods = group(runs, method).values()
+    methods = grouped(runs, method).values()
     shared = set.intersection(*({seed(files) for files in some} for some in methods)) if methods else set()
     return [files for files in runs if seed(files) in shared] or list(runs)
 
@@ -137,7 +129,7 @@ def largest(runs: Iterable[RunFiles]) -> RunFiles | None:
 def alike(runs: Iterable[RunFiles], settings: Callable[[RunFiles], Any]) -> list[RunFiles]:
     """Runs of the largest rung that were measured alike: most of them, or else those with RoPE, or else the first."""
     rungs = list(by_rung(runs).values())
-    groups = group(rungs[-1], lambda files: repr(settings(files))).values() if rungs else []
+    groups = grouped(rungs[-1], lambda files: repr(settings(files))).values() if rungs else []
     return max(groups, key=lambda some: (len(some), any(method(files) == "rope" for files in some)), default=[])
 
 
@@ -148,10 +140,13 @@ def left_out(bundle: Bundle, kind: type[Result], shown: Iterable[str]) -> str | 
     return f"left out, measured differently: {', '.join(map(method_label, names))}" if names else None
 
 
-def matched(runs: Iterable[RunFiles], names: Sequence[str]) -> dict[str, RunFiles | None]:
-    """One run of each of these methods, of the largest rung that has them all; without such a rung, of the largest."""
+def matched(runs: Sequence[RunFiles], names: Sequence[str]) -> list[RunFiles]:
+    """A run of each of these methods, of the largest rung that has them all; without such a rung, of the largest.
+
+    Where there is none of these methods, the largest run of another.
+    """
     some = [files for files in runs if method(files) in names]
-    for members in reversed(by_rung(some).values()):
-        if {method(files) for files in members} == set(names):
-            return {name: largest(files for files in members if method(files) == name) for name in names}
-    return {name: largest(files for files in some if method(files) == name) for name in names}
+    whole = [members for members in by_rung(some).values() if len(grouped(members, method)) == len(names)]
+    methods = grouped(whole[-1] if whole else some, method)
+    found = [largest(methods.get(name, [])) for name in names] if some else [largest(runs)]
+    return [files for files in found if files is not None]

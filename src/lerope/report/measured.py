@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from lerope.core.grouping import grouped
 from lerope.report.collect import Bundle, RunFiles
 from lerope.report.curves import Floats
-from lerope.report.groups import alike, group, main_study, method, seed
+from lerope.report.groups import alike, main_study, method, seed
 from lerope.report.style import place
 from lerope.results import Comparison, Evaluation, Extrapolation, MethodEffect, Multipliers, Needle, Training
 from lerope.scaling.multipliers import PIECEWISE
@@ -19,7 +20,7 @@ GAP_SHARE = 1 / 8
 
 def loss(files: RunFiles) -> float | None:
     """The evaluated loss in nats per token, or else training's last validation."""
-    evaluation = files.result(Evaluation, "eval")
+    evaluation = files.evaluation
     return validation_loss(files) if evaluation is None else evaluation.loss
 
 
@@ -35,14 +36,14 @@ def comparable_losses(runs: Iterable[RunFiles]) -> list[RunFiles]:
     Runs that were only validated do not stand beside evaluated ones.
     """
     known = [files for files in runs if loss(files) is not None]
-    evaluated = [files for files in known if files.result(Evaluation, "eval") is not None]
-    groups = group(evaluated, lambda files: repr(getattr(files.result(Evaluation, "eval"), "settings", None)))
+    evaluated = [files for files in known if files.evaluation is not None]
+    groups = grouped(evaluated, lambda files: repr(getattr(files.evaluation, "settings", None)))
     return max(groups.values(), key=len, default=known)
 
 
 def loss_words(runs: Iterable[RunFiles]) -> str:
     """Which loss `loss` is for comparable runs."""
-    evaluated = any(files.result(Evaluation, "eval") is not None for files in runs)
+    evaluated = any(files.evaluation is not None for files in runs)
     return "evaluated loss (`lerope eval`)" if evaluated else "loss of training's last validation"
 
 

@@ -210,9 +210,7 @@ def letter(axes: Any, text: str) -> None:
 
 def thousands(axis: Any) -> None:
     """Labels of an axis with commas, and no powers of ten."""
-    from matplotlib.ticker import FuncFormatter
-
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axis.set_major_formatter("{x:,.0f}")
 
 
 def save(figure: Any, folder: Path, name: str) -> list[Path]:

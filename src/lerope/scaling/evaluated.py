@@ -9,6 +9,8 @@ from typing import Any
 
 from lerope.core.encoding import EncodingSpec
 from lerope.core.files import differences
+from lerope.core.grouping import grouped
+from lerope.core.recipe import Recipe
 from lerope.core.run import RESULTS, Run, finished_run
 from lerope.results import Evaluation, arrays_of
 
@@ -41,29 +43,9 @@ class Evaluated:
         return self.evaluation.open_arrays(self.file, "document_sums", "document_counts")
 
     @property
-    def rung(self) -> str:
-        """The ladder's name for its size."""
-        return self.run.recipe.rung
-
-    @property
-    def seed(self) -> int:
-        """The seed."""
-        return self.run.recipe.seed
-
-    @property
-    def num_steps(self) -> int:
-        """Steps of training."""
-        return self.run.recipe.steps
-
-    @property
-    def method(self) -> str:
-        """What its encoding is called in comparisons."""
-        return self.run.recipe.spec.method
-
-    @property
-    def compute(self) -> float:
-        """6 N_ne D, FLOPs."""
-        return self.run.recipe.compute
+    def recipe(self) -> Recipe:
+        """What was trained."""
+        return self.run.recipe
 
 
 Study = dict[str, dict[str, dict[int, Evaluated]]]
@@ -81,27 +63,27 @@ def read_study(paths: Paths, evaluation: str = "eval") -> Study:
     found = [_read(path, evaluation) for path in paths]
     names = _rung_names(found)
     study: Study = {}
-    for item in sorted(found, key=lambda item: item.compute):
+    for item in sorted(found, key=lambda item: item.recipe.compute):
         study.setdefault(names[item.run.path], {})
     for item in found:
         _check_alike(found[0], item)
-        rung = study[names[item.run.path]]
-        seeds = rung.setdefault(item.method, {})
+        rung, method, seed = study[names[item.run.path]], item.recipe.spec.method, item.recipe.seed
+        seeds = rung.setdefault(method, {})
         # With each of them: whether two runs learn frequencies decides which fields count.
-        for other in (other for method in rung.values() for other in method.values()):
+        for other in (other for runs in rung.values() for other in runs.values()):
             _check_recipe(other, item)
         for other in seeds.values():
             if other.run.identity.initial_frequencies != item.run.identity.initial_frequencies:
                 raise ValueError(
-                    f"{other.run.path} and {item.run.path} are both of method {item.method} and started from different "
+                    f"{other.run.path} and {item.run.path} are both of method {method} and started from different "
                     "frequencies; compare one of them at a time."
                 )
-        if item.seed in seeds:
+        if seed in seeds:
             raise ValueError(
-                f"{seeds[item.seed].run.path} and {item.run.path} are both of rung {item.rung}, method {item.method} "
-                f"and seed {item.seed}; name one of them."
+                f"{seeds[seed].run.path} and {item.run.path} are both of rung {item.recipe.rung}, method {method} "
+                f"and seed {seed}; name one of them."
             )
-        seeds[item.seed] = item
+        seeds[seed] = item
     return study
 
 
@@ -111,17 +93,14 @@ def _rung_names(found: list[Evaluated]) -> dict[Path, str]:
     Runs of unequal steps are no pair. So each number must have two methods or more, and all of them one in common;
     otherwise they stay one rung, which is refused for its steps.
     """
-    methods: dict[str, dict[int, set[str]]] = {}
-    for item in found:
-        methods.setdefault(item.rung, {}).setdefault(item.num_steps, set()).add(item.method)
-    split = {
-        rung
-        for rung, by_steps in methods.items()
-        if len(by_steps) > 1 and min(map(len, by_steps.values())) > 1 and set.intersection(*by_steps.values())
-    }
-    return {
-        item.run.path: f"{item.rung}, {item.num_steps:,} steps" if item.rung in split else item.rung for item in found
-    }
+    names: dict[Path, str] = {}
+    for rung, items in grouped(found, lambda item: item.recipe.rung).items():
+        by_steps = grouped(items, lambda item: item.recipe.steps).values()
+        methods = [{item.recipe.spec.method for item in some} for some in by_steps]
+        is_split = len(methods) > 1 and min(map(len, methods)) > 1 and set.intersection(*methods)
+        for item in items:
+            names[item.run.path] = f"{rung}, {item.recipe.steps:,} steps" if is_split else rung
+    return names
 
 
 def as_method(name: str) -> str:
@@ -178,9 +157,9 @@ def _check_alike(first: Evaluated, item: Evaluated) -> None:
 
 
 def _check_recipe(first: Evaluated, item: Evaluated) -> None:
-    both_learn = first.run.recipe.spec.learns and item.run.recipe.spec.learns
+    both_learn = first.recipe.spec.learns and item.recipe.spec.learns
     ignored = {*_NO_RECIPE, *(() if both_learn else _OF_FREQUENCIES)}
-    one, other = ({k: v for k, v in asdict(each.run.recipe).items() if k not in ignored} for each in (first, item))
+    one, other = ({k: v for k, v in asdict(each.recipe).items() if k not in ignored} for each in (first, item))
     if one["start_from"] and other["start_from"]:
         del one["start_from"], other["start_from"]  # each may start from the run of its own method
     for field, mine, yours in differences(one, other):

@@ -11,6 +11,7 @@ takes where losses fall to one minimum and rise after it:
 """
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -111,11 +112,8 @@ def fit_grid(parameters: Sequence[float], indices: Sequence[int]) -> GridFit:
     """
     if len(parameters) != len(indices) or len(set(parameters)) < 2 or not all(n > 0 for n in parameters):
         raise ValueError(f"parameters must be two or more sizes, one for each index; got {list(parameters)}.")
-    logs = [math.log(n) for n in parameters]
-    mean_log, mean_index = sum(logs) / len(logs), sum(indices) / len(indices)
-    spread = sum((x - mean_log) ** 2 for x in logs)
-    rise = sum((x - mean_log) * (i - mean_index) for x, i in zip(logs, indices, strict=True)) / spread
-    return GridFit(slope=-rise * math.log(2) / 2, at_one=mean_index - rise * mean_log)
+    rise, at_one = statistics.linear_regression([math.log(n) for n in parameters], indices)
+    return GridFit(slope=-rise * math.log(2) / 2, at_one=at_one)
 
 
 def _without_nan(losses: Mapping[int, float]) -> dict[int, float]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lerope.core.encoding import FROZEN, PRESET, EncodingSpec
+from lerope.core.grouping import grouped
 from lerope.core.preset import Gain, Preset, Profile
 from lerope.core.resample import rope, with_dominant
 from lerope.core.run import RESULTS, TOKENIZER, Run, finished_run, read_history
@@ -52,9 +53,7 @@ def make_preset(paths: Paths, name: str, good_for: str | None = None, held_out: 
         if run.digest in {own.digest for own in runs}:
             raise ValueError(f"{run.path} is held out and among the runs of the preset; name it once.")
     _check_alike(runs, learned)
-    by_length: dict[int, list[Run]] = {}
-    for run in sorted(learned, key=lambda run: run.recipe.row_length):
-        by_length.setdefault(run.recipe.row_length, []).append(run)
+    by_length = grouped(sorted(learned, key=lambda run: run.recipe.row_length), lambda run: run.recipe.row_length)
     profiles = [_profile(some) for some in by_length.values()]
     notes = [
         f"train length {profile.train_length:,}: one run, so nothing is known about the spread between seeds."
@@ -177,14 +176,13 @@ def _dominant_wavelength(run: Run) -> float | None:
 
 def _gains(runs: list[Run], name: str, held_out: bool, notes: list[str]) -> list[Gain]:
     """What LeRoPE gains over RoPE, setting by setting, and what fixed frequencies keep of it."""
-    settings: dict[tuple[str, int, int, str], list[Run]] = {}
-    for run in runs:
-        if (run.path / RESULTS / "eval.json").is_file():
-            recipe = run.recipe
-            key = (run.identity.data, recipe.row_length, recipe.model.head_dim, recipe.rung)
-            settings.setdefault(key, []).append(run)
+
+    def setting(run: Run) -> tuple[str, int, int, str]:
+        return run.identity.data, run.recipe.row_length, run.recipe.model.head_dim, run.recipe.rung
+
+    evaluated = [run for run in runs if (run.path / RESULTS / "eval.json").is_file()]
     found: list[Gain] = []
-    for (_, length, head_dim, rung), some in settings.items():
+    for (_, length, head_dim, rung), some in grouped(evaluated, setting).items():
         try:
             gain = _gain(some, name, held_out)
         except ValueError as error:
@@ -196,9 +194,8 @@ def _gains(runs: list[Run], name: str, held_out: bool, notes: list[str]) -> list
 
 def _gain(runs: list[Run], name: str, held_out: bool) -> Gain | None:
     """The gain in one setting; None without runs of RoPE and LeRoPE."""
-    seeds: dict[str, set[int]] = {}
-    for run in runs:
-        seeds.setdefault(run.recipe.spec.method, set()).add(run.recipe.seed)
+    methods = grouped(runs, lambda run: run.recipe.spec.method)
+    seeds = {method: {run.recipe.seed for run in some} for method, some in methods.items()}
     first = next((run for run in runs if run.recipe.spec.family == "lerope"), None)
     if first is None:
         return None

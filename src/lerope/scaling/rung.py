@@ -62,7 +62,7 @@ class Rung:
         for method in runs:
             self._check_seeds(method)
         items = [item for seeds in runs.values() for item in seeds.values()]
-        self.compute = items[0].compute
+        self.compute = items[0].recipe.compute
         tokens = read_counts(items)
         length = int(items[0].evaluation.settings["length"])
         self._some = tokens.sum(1) > 0

@@ -86,7 +86,7 @@ def read_runs(paths: Paths, baseline: str | None = None, evaluation: str = "eval
         if every > seeds:
             left_out = ", ".join(map(str, sorted(every - seeds)))
             notes.append(f"{rung}: left out seeds that some methods lack: {left_out}.")
-        compute.append(next(iter(methods[names[0]].values())).compute)
+        compute.append(next(iter(methods[names[0]].values())).recipe.compute)
         for name in names:
             losses[name].append(float(np.mean([methods[name][seed].evaluation.loss for seed in sorted(seeds)])))
     some = next(iter(next(iter(study.values()))[names[0]].values()))

@@ -2,12 +2,13 @@
 
 from typing import Any
 
+from lerope.core.grouping import grouped
 from lerope.paper.numbers import CODE_WAVELENGTHS
 from lerope.report.bands import wavelengths
 from lerope.report.collect import Bundle
 from lerope.report.figures.contributions import draw_curves, has_curves
 from lerope.report.figures.wavelengths import compare_runs
-from lerope.report.groups import code_runs, group, largest, method, train_length
+from lerope.report.groups import code_runs, largest, method, train_length
 from lerope.report.style import COLUMN, PAGE, Missing, letter, new_figure, styled
 
 NAME = "code"
@@ -32,7 +33,7 @@ def draw(bundle: Bundle) -> Any:
             "There is no LeRoPE run on code",
             "lerope data prepare python: --out data/code, lerope train RUNG --data data/code, lerope analyze RUN",
         )
-    lengths = sorted(group(learned, train_length).values(), key=lambda some: train_length(some[0]))
+    lengths = sorted(grouped(learned, train_length).values(), key=lambda some: train_length(some[0]))
     chosen = [found for some in lengths if (found := largest(some)) is not None]
     measured = next((files for files in chosen if has_curves(files)), None)
     if measured is None and len(code_runs(bundle)) == len(bundle.runs):

@@ -43,7 +43,7 @@ _DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (3, 1, 1, 1)), (0, (5, 1))
 def draw(bundle: Bundle) -> Any:
     """A LeRoPE run beside a RoPE run."""
     measured = [files for files in main_study(bundle) if has_curves(files)]
-    pair = [files for files in matched(measured, ("lerope", "rope")).values() if files is not None]
+    pair = matched(measured, ("lerope", "rope"))
     if not pair:
         raise Missing("Contributions of bands were not measured", "lerope analyze RUN --parts bands")
     figure = new_figure(*_SIZE)

@@ -3,10 +3,11 @@
 import math
 from typing import Any
 
+from lerope.core.grouping import grouped
 from lerope.core.ladder import LEARNING_RATE_INDEX
 from lerope.paper.numbers import RUNGS
 from lerope.report.collect import Bundle
-from lerope.report.groups import group, learning_rate_runs, method
+from lerope.report.groups import learning_rate_runs, method
 from lerope.report.measured import validation_loss
 from lerope.report.style import COLUMN, PAGE, PAPER, Missing, look, new_figure, order, styled
 
@@ -33,7 +34,7 @@ def draw(bundle: Bundle) -> Any:
         if rung in RUNGS:
             line = axes.axvline(2 ** (-LEARNING_RATE_INDEX[rung] / 2), color=PAPER, lw=1.2, ls=":", zorder=0)
             handles.setdefault("paper", line)
-        for name, some in group(runs, method).items():
+        for name, some in grouped(runs, method).items():
             drawn = look(name, names)
             points: dict[float, list[float]] = {}
             for files in some:

@@ -30,7 +30,7 @@ _MEANINGS = (
 def draw(bundle: Bundle) -> Any:
     """The largest LeRoPE run, and below it the largest RoPE run."""
     measured = [files for files in main_study(bundle) if files.result(Ablation) is not None]
-    shown = [files for files in matched(measured, ("lerope", "rope")).values() if files is not None]
+    shown = matched(measured, ("lerope", "rope"))
     if not shown:
         raise Missing("Bands were not left out", "lerope analyze RUN --parts ablation")
     figure = new_figure(_WIDTH, _HEIGHTS[len(shown)])

@@ -6,7 +6,7 @@ import numpy as np
 
 from lerope.report.collect import Bundle, RunFiles
 from lerope.report.curves import Floats
-from lerope.report.groups import largest, main_study, matched, method, rung
+from lerope.report.groups import main_study, matched, method, rung
 from lerope.report.style import MAP, PAGE, Missing, look, new_figure, styled
 from lerope.results import Bands
 
@@ -21,8 +21,7 @@ _PARTS = (("query_norm", "queries"), ("key_norm", "keys"))
 def draw(bundle: Bundle) -> Any:
     """Queries and keys of a RoPE run above those of a LeRoPE run."""
     measured = [files for files in main_study(bundle) if files.result(Bands) is not None]
-    pair = matched(measured, ("rope", "lerope")).values()
-    shown = [files for files in pair if files is not None] or [files for files in [largest(measured)] if files]
+    shown = matched(measured, ("rope", "lerope"))
     if not shown:
         raise Missing("Norms of queries and keys were not measured", "lerope analyze RUN --parts bands")
     figure = new_figure(PAGE, _HEIGHTS[len(shown)])

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from lerope.report.collect import Bundle
-from lerope.report.style import GUIDE, PAGE, Missing, look, method_label, new_figure, plain_methods, styled
+from lerope.report.style import GUIDE, PAGE, Missing, look, method_label, new_figure, plain_methods, styled, thousands
 
 NAME = "loss-gap-by-position"
 TITLE = "Loss gap by position"
@@ -45,7 +45,7 @@ def draw(bundle: Bundle) -> Any:
             handles.setdefault(drawn.label, line)
         axes.axhline(0, color=GUIDE, lw=0.6, zorder=0)
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        thousands(axes.xaxis)
         axes.set(xlabel="position (tokens)")
         axes.set_title(rung, pad=3)
     panels[0].set_ylabel(f"loss less {method_label(comparison.baseline)}'s (nats per token)")

@@ -27,7 +27,7 @@ _MEANINGS = (("contribution", "their terms of the logits are gone"), ("frequency
 def draw(bundle: Bundle) -> Any:
     """A LeRoPE run and a RoPE run in each panel."""
     measured = [files for files in main_study(bundle) if files.result(SlowestRemovals) is not None]
-    shown = [files for files in matched(measured, ("lerope", "rope")).values() if files is not None]
+    shown = matched(measured, ("lerope", "rope"))
     if not shown:
         raise Missing("The slowest bands were not left out", "lerope analyze RUN --parts slowest")
     figure = new_figure(*_SIZE)

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from lerope.core.grouping import grouped
 from lerope.paper.numbers import WAVELENGTH_BY_LENGTH
 from lerope.report.bands import dominant_band, wavelengths
 from lerope.report.collect import Bundle, RunFiles
-from lerope.report.groups import by_rung, group, main_study, method, rung, seed, text_runs, train_length
+from lerope.report.groups import by_rung, main_study, method, rung, seed, text_runs, train_length
 from lerope.report.style import COLUMN, GUIDE, MARKERS, PAGE, PAPER, Missing, letter, new_figure, plain, styled
 
 NAME = "wavelengths"
@@ -119,5 +120,5 @@ def compare_runs(
 def _lengths(runs: list[RunFiles]) -> list[RunFiles]:
     """One run per train length, of the rung with the most lengths."""
     best = max(by_rung(runs).values(), key=lambda some: len({train_length(files) for files in some}))
-    found = [some[0] for some in group(best, train_length).values()]
+    found = [some[0] for some in grouped(best, train_length).values()]
     return sorted(found, key=train_length)

@@ -82,17 +82,13 @@ def gaps(bundle: Bundle, losses: Sequence[Mapping[int, float]]) -> list[Json | N
         losses: each run's training loss by step.
     """
     baseline = bundle.comparison.baseline if bundle.comparison is not None else "rope"
+    runs = list(zip(bundle.runs, losses, strict=True))
+    # Of several that read the same batches the first.
+    baselines = {same_batches(files): own for files, own in reversed(runs) if method(files) == baseline}
     found: list[Json | None] = []
-    for files, own in zip(bundle.runs, losses, strict=True):
-        base = next(
-            (
-                other_losses
-                for other, other_losses in zip(bundle.runs, losses, strict=True)
-                if method(other) == baseline and same_batches(other) == same_batches(files) and other is not files
-            ),
-            None,
-        )
-        between = {} if base is None or method(files) == baseline else gap(own, base)
+    for files, own in runs:
+        base = baselines.get(same_batches(files), {}) if method(files) != baseline else {}
+        between = gap(own, base)
         if len(between) < _FEW_STEPS:
             found.append(None)
             continue

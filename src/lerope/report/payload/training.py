@@ -6,7 +6,7 @@ from lerope.report.collect import RunFiles
 from lerope.report.measured import loss
 from lerope.report.payload.values import Json, number, plain
 from lerope.report.words import title
-from lerope.results import Evaluation, RunResult
+from lerope.results import RunResult
 
 _RATE_STEPS = 50
 
@@ -30,7 +30,7 @@ def progress(files: RunFiles) -> Json:
 
 def last_loss(files: RunFiles) -> Json:
     """The one loss that a run is known by, and what it is of: whole documents, or validation while it trained."""
-    evaluated = files.result(Evaluation, "eval") is not None
+    evaluated = files.evaluation is not None
     value = loss(files)
     return {
         "value": number(files.metrics.validation_loss if value is None else value, 7),

@@ -2,6 +2,7 @@
 
 import math
 
+from lerope.core.grouping import grouped
 from lerope.paper import numbers as paper
 from lerope.report.collect import Bundle
 from lerope.report.measured import effects, interval
@@ -34,9 +35,8 @@ def gain(bundle: Bundle) -> Table:
 
 def _between_same_ends(comparison: Comparison) -> list[list[CapturedGain]]:
     """Gains of one rung over the same seeds, in the order of methods."""
-    found: dict[tuple[str, float, float], list[CapturedGain]] = {}
-    for item in sorted(comparison.gains, key=lambda item: place(item["method"])):
-        found.setdefault((item["rung"], item["baseline_loss"], item["reference_loss"]), []).append(item)
+    by_method = sorted(comparison.gains, key=lambda item: place(item["method"]))
+    found = grouped(by_method, lambda item: (item["rung"], item["baseline_loss"], item["reference_loss"]))
     rungs = list(dict.fromkeys(item["rung"] for item in comparison.gains))
     return sorted(found.values(), key=lambda gains: rungs.index(gains[0]["rung"]))
 

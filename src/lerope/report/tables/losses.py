@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lerope.core.grouping import grouped
 from lerope.paper import numbers as paper
 from lerope.report.collect import Bundle
 from lerope.report.groups import (
     by_rung,
     code_runs,
-    group,
     main_study,
     method,
     rung,
@@ -32,7 +32,7 @@ def perplexity(bundle: Bundle) -> Table:
     ours = {
         (name, place): math.exp(mean_loss(some))
         for place, runs in by_rung(comparable_losses(study)).items()
-        for name, some in group(same_seeds(runs), method).items()
+        for name, some in grouped(same_seeds(runs), method).items()
     }
     rungs = rungs_beside_paper(study)
     rows: list[list[Cell]] = []
@@ -56,7 +56,7 @@ def ablations(bundle: Bundle) -> Table:
     runs = same_seeds(max(rungs.values(), key=lambda some: len({method(files) for files in some}), default=[]))
     where = rung(runs[0]) if runs else NO_VALUE
     losses: dict[str, tuple[float | None, float | None]] = {
-        name: beside_rope(some, runs) for name, some in group(runs, method).items()
+        name: beside_rope(some, runs) for name, some in grouped(runs, method).items()
     }
     printed: dict[str, tuple[str, str | None]] = {
         paper.METHODS[name]: values for name, values in paper.ABLATIONS.items()
@@ -82,7 +82,7 @@ def seeds(bundle: Bundle) -> Table:
     numbers = sorted({seed(files) for files in study} | {42, 43, 44})
     rows: list[list[Cell]] = []
     for place, runs in by_rung(study).items():
-        methods = group(runs, method)
+        methods = grouped(runs, method)
         if max(len(some) for some in methods.values()) < 2:
             continue
         best = {seed(files): loss(files) for files in methods.get("lerope", [])}
@@ -116,7 +116,7 @@ def code(bundle: Bundle) -> Table:
     rows: list[list[Cell]] = []
     for place, some in by_rung(runs).items():
         some = same_seeds(some)
-        methods = group(some, method)
+        methods = grouped(some, method)
         for name in order(methods):
             own, base = beside_rope(methods[name], some)
             difference = None if name == "rope" or base is None else own - base

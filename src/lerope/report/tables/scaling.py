@@ -64,8 +64,10 @@ def fits(bundle: Bundle) -> Table:
     """Fits of loss against compute: of the baseline alone, and of all methods with one floor."""
     rows: list[list[Cell]] = []
     found = ladder(bundle)
-    for (estimator, name), values in _fits(found).items() if found is not None else ():
-        if estimator in (FITTED, SHARED):
+    parameters = {} if found is None else _fits(found)
+    names = [*order(name for _, name in parameters if name is not None), None]
+    for estimator, name in ((estimator, name) for estimator in (FITTED, SHARED) for name in names):
+        if (values := parameters.get((estimator, name))) is not None:
             label = "all" if name is None else method_label(name)
             rows.append([label, estimator, OURS, *(values.get(key) for key in ("E", "A", "alpha", "rmse"))])
     rows.append([method_label("rope"), FITTED, PAPER, *(paper.FIT[key] for key in ("E", "A", "alpha", "rmse"))])

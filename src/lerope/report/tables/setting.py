@@ -2,10 +2,11 @@
 
 import math
 
+from lerope.core.grouping import grouped
 from lerope.core.ladder import LADDER, LEARNING_RATE_INDEX, block_parameters, plan, total_parameters
 from lerope.paper import numbers as paper
 from lerope.report.collect import Bundle, RunFiles
-from lerope.report.groups import by_rung, group, learning_rate_runs, main_study, method, rung, rungs_beside_paper
+from lerope.report.groups import by_rung, learning_rate_runs, main_study, method, rung, rungs_beside_paper
 from lerope.report.measured import validation_loss
 from lerope.report.style import method_label
 from lerope.report.tables.table import NO_VALUE, OURS, PAPER, Cell, Column, Table
@@ -47,7 +48,7 @@ def learning_rates(bundle: Bundle) -> Table:
     rows: list[list[Cell]] = []
     swept = learning_rate_runs(bundle)
     for place in [name for name in rungs_beside_paper(bundle.runs) if name in swept or name in paper.LEARNING_RATES]:
-        for name, runs in group(swept.get(place, []), method).items():
+        for name, runs in grouped(swept.get(place, []), method).items():
             best = min(runs, key=lambda files: validation_loss(files) or math.inf)
             rate = best.run.recipe.learning_rate
             rates = sorted({files.run.recipe.learning_rate for files in runs})
