@@ -10,10 +10,12 @@ import sys
 import time
 
 import pytest
+import torch
 
-from lerope.cli.eval import alike
+from lerope.cli.eval import tell
 from lerope.cli.main import main
 from lerope.results import Evaluation, RunResult
+from lerope.train.parallel import Ranks
 from tests.data.corpora import write_corpus
 from tests.train.runs import tiny_run
 
@@ -56,8 +58,9 @@ def test_a_table_and_json(runs, capsys):
 
 def test_json_is_json_however_long_it_takes(runs, capsys, monkeypatch):
     monkeypatch.setattr("lerope.core.terminal._LINE_SECONDS", 0.0)
-    for command in (["eval"], ["extrapolate", "--to", 64, "--temperatures", 0.1]):
-        assert call(command[0], runs[1], *command[1:], "--device", "cpu", "--json", "--batch-tokens", 64) == 0
+    options = ("--device", "cpu", "--json", "--batch-tokens", 64, "--max-tokens", 500)
+    for command, *more in (("eval",), ("extrapolate", "--to", 64, "--temperatures", 0.1)):
+        assert call(command, runs[1], *more, *options) == 0
         said = capsys.readouterr()
         assert json.loads(said.out)[0]["run"]["recipe"]["encoding"] == "lerope"
         assert "tokens/s" in said.err
@@ -94,8 +97,11 @@ def test_extrapolate_finds_the_dominant_band_and_shows_both_selections(runs, cap
 
 def test_runs_whose_dominant_bands_differ_share_a_table():
     made = [RunResult(settings={"to": 64, "dominant_band": band}, provenance={}, run={}) for band in (3, 5)]
-    assert alike(made, besides=("dominant_band", "temperatures")) == [made]
-    assert alike(made) == [[made[0]], [made[1]]]
+    for besides, groups in ((("dominant_band", "temperatures"), [made]), ((), [[made[0]], [made[1]]])):
+        shown = []
+        with pytest.raises(SystemExit):
+            tell(made, Ranks(0, 1, 1, torch.device("cpu")), False, shown.append, besides)
+        assert shown == groups
 
 
 def test_torchrun_gives_what_one_process_gives(runs, tmp_path):

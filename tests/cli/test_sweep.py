@@ -43,7 +43,7 @@ def test_the_table_and_the_file_say_the_same(sweep, tmp_path, capsys, monkeypatc
     for trial in found.trials:
         assert f"{trial['encoding']}  index {trial['index']}  learning rate {trial['learning_rate']:.3e}" in text
     for best in found.optima:
-        row = next(line for line in text.splitlines() if line.startswith(f"│ {best['encoding']} "))
+        row = next(line for line in text.splitlines() if line.startswith(f" {best['encoding']} "))
         wanted = (best["index"], f"{best['learning_rate']:.3e}", f"{best['loss']:.4f}", best["num_runs"])
         assert all(str(value) in row.split() for value in wanted)
     sweep("--encodings", "rope", "lerope", "--out", tmp_path / "s", "--json")

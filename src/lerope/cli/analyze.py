@@ -1,21 +1,19 @@
 """lerope analyze RUN ...: what a run learned, band by band."""
 
 import json
-import sys
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
+from lerope.cli.options import Folder, Json, Runs, Whole
 from lerope.cli.stopping import stoppable
+from lerope.cli.tables import new_table
 from lerope.core.terminal import Console
 
 if TYPE_CHECKING:
-    from lerope.evaluate.perplexity import EvalRequest
     from lerope.results import Ablation, Bands, Beyond, LearnedFrequencies, Phasors, SlowestRemovals
 
 Part = Literal["frequencies", "bands", "ablation", "slowest", "phasors", "beyond"]
@@ -26,23 +24,11 @@ _FOLDER_PARTS: tuple[Part, ...] = ("bands",)
 _HARDLY = 0.001
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """How much of the documents each part uses."""
-
-    num_rows: int
-    num_phasor_rows: int
-    layer: int | None
-    max_tokens: int | None
-    to: int | None
-
-
 @dataclass
 class _Analysis:
     """The findings about one run."""
 
     name: str
-    train_length: int
     frequencies: "LearnedFrequencies | None" = None
     bands: "Bands | None" = None
     ablation: "Ablation | None" = None
@@ -52,19 +38,19 @@ class _Analysis:
 
 
 def analyze(
-    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...")],
+    runs: Runs,
     *,
     parts: Annotated[tuple[Part, ...], arg(metavar="PART...", help_behavior_hint="")] = (),
     rows: int = 64,
     phasor_rows: int = 4,
-    layer: Annotated[int | None, arg(help_behavior_hint="")] = None,
-    max_tokens: Annotated[int | None, arg(help_behavior_hint="")] = None,
-    length: Annotated[int | None, arg(help_behavior_hint="")] = None,
-    to: Annotated[int | None, arg(help_behavior_hint="")] = None,
-    data: Annotated[Path | None, arg(help_behavior_hint="")] = None,
+    layer: Whole = None,
+    max_tokens: Whole = None,
+    length: Whole = None,
+    to: Whole = None,
+    data: Folder = None,
     text: tuple[str, ...] = (),
     device: str = "auto",
-    json_: Annotated[bool, arg(name="json")] = False,
+    json_: Json = False,
 ) -> None:
     """Analyze finished runs: their wavelengths, what each band adds to the logits, which band carries position.
 
@@ -93,8 +79,15 @@ def analyze(
         device: cuda, cuda:1 or cpu; auto uses a GPU if there is one.
         json_: Print JSON.
     """
+    from lerope.analyze.ablation import leave_one_out, remove_slowest
+    from lerope.analyze.bands import measure_bands
+    from lerope.analyze.beyond import set_back
+    from lerope.analyze.phasors import measure_phasors
+    from lerope.analyze.targets import Target, open_target
+    from lerope.analyze.wavelengths import describe_frequencies
     from lerope.core.checks import check_count
     from lerope.evaluate.perplexity import EvalRequest
+    from lerope.train.parallel import start_ranks
 
     if not runs:
         raise ValueError("name at least one run to analyze.")
@@ -102,42 +95,25 @@ def analyze(
         if value is not None:
             check_count(field, value)
     request = EvalRequest(data=data, text=text, length=length, device=device)
-    sizes = _Sizes(rows, phasor_rows, layer, max_tokens, to)
-    # Only JSON goes to standard output, so progress goes elsewhere.
-    with stoppable(), redirect_stdout(sys.stderr) if json_ else nullcontext():
-        found = [_carry_out(run, parts, request, sizes) for run in runs]
+    where = start_ranks(device).device
+    measures: dict[Part, Callable[[Target], Any]] = {
+        "frequencies": describe_frequencies,
+        "bands": lambda target: measure_bands(target, rows, where),
+        "ablation": lambda target: leave_one_out(target, max_tokens, where),
+        "slowest": lambda target: remove_slowest(target, max_tokens, where),
+        "phasors": lambda target: measure_phasors(target, phasor_rows, layer, where),
+        "beyond": lambda target: set_back(target, to, max_tokens, where),
+    }
+    found = []
+    with stoppable(quiet=json_):
+        for run in runs:
+            target = open_target(run, request)
+            chosen = parts or (_FOLDER_PARTS if target.run is None else _RUN_PARTS)
+            found.append(_Analysis(target.name, **{part: measures[part](target) for part in chosen}))
     if json_:
         print(json.dumps([_as_dict(analysis) for analysis in found], indent=1))
     else:
         _show(found)
-
-
-def _carry_out(path: Path, parts: tuple[Part, ...], request: "EvalRequest", sizes: _Sizes) -> _Analysis:
-    from lerope.analyze.ablation import leave_one_out, remove_slowest
-    from lerope.analyze.bands import measure_bands
-    from lerope.analyze.beyond import set_back
-    from lerope.analyze.phasors import measure_phasors
-    from lerope.analyze.targets import open_target
-    from lerope.analyze.wavelengths import describe_frequencies
-    from lerope.train.parallel import start_ranks
-
-    device = start_ranks(request.device).device
-    target = open_target(path, request)
-    found = _Analysis(target.name, target.train_length)
-    for part in parts or (_FOLDER_PARTS if target.run is None else _RUN_PARTS):
-        if part == "frequencies":
-            found.frequencies = describe_frequencies(target)
-        elif part == "bands":
-            found.bands = measure_bands(target, sizes.num_rows, device)
-        elif part == "ablation":
-            found.ablation = leave_one_out(target, sizes.max_tokens, device)
-        elif part == "slowest":
-            found.slowest = remove_slowest(target, sizes.max_tokens, device)
-        elif part == "beyond":
-            found.beyond = set_back(target, sizes.to, sizes.max_tokens, device)
-        else:
-            found.phasors = measure_phasors(target, sizes.num_phasor_rows, sizes.layer, device)
-    return found
 
 
 def _as_dict(analysis: _Analysis) -> dict[str, Any]:
@@ -183,9 +159,7 @@ def _table(analysis: _Analysis) -> Table:
             row["band"]: f"{row['log_scale_gradient']:+.1e}" for row in analysis.phasors.bands
         }
         columns["coherence"] = {row["band"]: f"{row['coherence']:.3f}" for row in analysis.phasors.bands}
-    table = Table(title=analysis.name, title_justify="left", box=SIMPLE_HEAD)
-    for heading in ("band", *columns):
-        table.add_column(heading, justify="right")
+    table = new_table("band", *columns, title=analysis.name, text=())
     dominant = None if analysis.bands is None or not analysis.bands.stands_out else analysis.bands.dominant_band
     for band in learned:
         cells = [cells.get(band, "") for cells in columns.values()]
@@ -301,12 +275,8 @@ def _side_by_side(found: list[_Analysis]) -> Table:
     """Wavelengths of all runs, and RoPE's from the first that has any."""
     pairs = [_wavelengths(analysis) for analysis in found]
     rope = next((rope for rope, _ in pairs if rope), {})
-    table = Table(title="Wavelengths, tokens", title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("band", justify="right")
-    if rope:
-        table.add_column("RoPE", justify="right")
-    for analysis in found:
-        table.add_column(analysis.name, justify="right", overflow="fold")
+    names = ["band", *(["RoPE"] if rope else []), *(analysis.name for analysis in found)]
+    table = new_table(*names, title="Wavelengths, tokens", text=())
     for band in range(max(len(own) for _, own in pairs)):
         cells = [_tokens(rope.get(band))] if rope else []
         cells += [_tokens(own[band]) if band in own else "" for _, own in pairs]

@@ -1,13 +1,12 @@
 """lerope archive RUN... --out DIR: what runs measured, without their weights."""
 
 from pathlib import Path
-from typing import Annotated
 
-from tyro.conf import Positional, arg
+from lerope.cli.options import Runs
 
 
 def archive(
-    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...", help_behavior_hint="")],
+    runs: Runs,
     *,
     out: Path,
 ) -> None:

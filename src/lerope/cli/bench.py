@@ -4,13 +4,15 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
-from pathlib import Path
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from tyro.conf import Positional, arg
 
+from lerope.cli.options import File, Folder, Json, Whole
+from lerope.cli.tables import new_table
+from lerope.core.grouping import grouped
 from lerope.core.terminal import Console
 
 if TYPE_CHECKING:
@@ -22,11 +24,11 @@ def bench(
     *,
     quick: bool = False,
     rungs: Annotated[tuple[str, ...], arg(metavar="RUNG...", help_behavior_hint="")] = (),
-    rounds: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
-    data: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
-    nanogpt: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
-    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
-    json_: Annotated[bool, arg(name="json")] = False,
+    rounds: Whole = None,
+    data: Folder = None,
+    nanogpt: Folder = None,
+    out: File = None,
+    json_: Json = False,
 ) -> None:
     """Measure ceilings, rotary kernels, attention, the head and whole steps, with every figure against the ceilings.
 
@@ -65,7 +67,7 @@ def _ceilings(console: Console, found: "Benchmark") -> None:
     device = found.provenance["gpu"] or f"CPU, {found.provenance['num_threads']} threads"
     console.print(f"{device}, torch {found.provenance['torch']}, {found.settings['rounds']} rounds", end="")
     console.print("; quick: sizes too small to judge by" if found.settings["quick"] else "")
-    table = _table("ceilings", "", "ms", "reached")
+    table = new_table("", "ms", "reached", title="ceilings")
     for row in found.ceilings:
         unit = "TFLOP/s" if row["unit"] == "FLOP/s" else "TB/s"
         table.add_row(row["what"], _number(row["median_ms"]), f"{_number(row['rate'], 1e12)} {unit}")
@@ -74,29 +76,30 @@ def _ceilings(console: Console, found: "Benchmark") -> None:
 
 def _rotary(console: Console, found: "Benchmark") -> None:
     headings = ("forward ms", "of copy", "backward ms", "of copy")
-    for group in _groups(found.rotary, "tensors", "num_heads"):
+    for group in grouped(found.rotary, itemgetter("tensors", "num_heads")).values():
         first = group[0]
         each = "each " if first["tensors"] != "x" else ""
         size = f"{first['num_tokens']:,} tokens x {first['num_heads']} heads x {first['head_dim']}"
-        table = _table(f"rotary of {first['tensors']}, {each}{size}", "", *headings, "learns")
-        for rows in _groups(group, "name"):
-            table.add_row(rows[0]["name"], *_halves(rows, "share_of_copy"), "yes" if rows[0]["learned"] else "no")
+        table = new_table("", *headings, "learns", title=f"rotary of {first['tensors']}, {each}{size}")
+        for rows in grouped(group, itemgetter("name")).values():
+            table.add_row(rows[0]["name"], *_halves(rows), "yes" if rows[0]["learned"] else "no")
         _print(console, table, group)
-    table = _table("layouts of q and k, ours, learned frequencies", "", "heads", *headings)
-    for rows in _groups(found.layouts, "layout", "norm"):
-        first = rows[0]
-        name = f"{first['layout']}{', QK-norm' if first['norm'] else ''}"
-        table.add_row(name, f"{first['q_heads']}, {first['k_heads']}", *_halves(rows, "share_of_copy"))
+    table = new_table("", "heads", *headings, title="layouts of q and k, ours, learned frequencies")
+    for both in grouped(found.layouts, itemgetter("layout", "norm")).values():
+        laid = both[0]
+        name = f"{laid['layout']}{', QK-norm' if laid['norm'] else ''}"
+        table.add_row(name, f"{laid['q_heads']}, {laid['k_heads']}", *_halves(both))
     _print(console, table, found.layouts, "layout")
 
 
 def _attention(console: Console, found: "Benchmark") -> None:
     headings = ("forward ms", "TFLOP/s", "by cuDNN", "both ms", "TFLOP/s", "by cuDNN")
-    for group in _groups(found.attention, "rung"):
+    for group in grouped(found.attention, itemgetter("rung")).values():
         first = group[0]
         size = f"{first['num_rows']} rows of {first['row_length']:,}, {first['num_heads']} heads"
-        table = _table(f"attention, {first['rung']}: {size}, {first['num_documents']:,} documents", "", *headings)
-        for rows in _groups(group, "name"):
+        title = f"attention, {first['rung']}: {size}, {first['num_documents']:,} documents"
+        table = new_table("", *headings, title=title)
+        for rows in grouped(group, itemgetter("name")).values():
             cells = [
                 cell
                 for row in rows
@@ -117,10 +120,11 @@ def _attention(console: Console, found: "Benchmark") -> None:
 
 
 def _head(console: Console, found: "Benchmark") -> None:
-    for group in _groups(found.head, "rung"):
+    for group in grouped(found.head, itemgetter("rung")).values():
         first = group[0]
         size = f"{first['num_tokens']:,} tokens, {first['width']:,} to {first['vocab_size']:,}"
-        table = _table(f"head and loss, {first['rung']}: {size}, forward + backward", "", "ms", "of matmul", "peak GiB")
+        title = f"head and loss, {first['rung']}: {size}, forward + backward"
+        table = new_table("", "ms", "of matmul", "peak GiB", title=title)
         for row in group:
             cells = (_number(row["median_ms"]), _share(row["share_of_matmul"]), _number(row["peak_bytes"], 2**30))
             table.add_row(row["name"], *cells)
@@ -128,12 +132,12 @@ def _head(console: Console, found: "Benchmark") -> None:
 
 
 def _steps(console: Console, found: "Benchmark") -> None:
-    for group in _groups(found.steps, "rung"):
+    for group in grouped(found.steps, itemgetter("rung")).values():
         first = group[0]
         rows = first["batch_tokens"] // first["row_length"]
         some = f", {first['micro_batch_rows']} at a time" if first["micro_batch_rows"] < rows else ""
         title = f"step, {first['rung']}: {rows} rows of {first['row_length']:,}{some}"
-        table = _table(title, "", "ms", "quartiles", "Mtok/s", "of matmul", "peak GiB", "loss")
+        table = new_table("", "ms", "quartiles", "Mtok/s", "of matmul", "peak GiB", "loss", title=title)
         for row in group:
             table.add_row(
                 row["name"],
@@ -158,14 +162,6 @@ def _steps(console: Console, found: "Benchmark") -> None:
 _SHOWN = {"ceilings": _ceilings, "rotary": _rotary, "attention": _attention, "head": _head, "step": _steps}
 
 
-def _table(title: str, first: str, *headings: str) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first, overflow="fold")
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    return table
-
-
 def _print(console: Console, table: Table, rows: Iterable[Any], name: str = "name") -> None:
     """The table, and below it why some figures are missing."""
     if not table.rows:
@@ -175,17 +171,9 @@ def _print(console: Console, table: Table, rows: Iterable[Any], name: str = "nam
         console.print(note)
 
 
-def _groups(rows: Sequence[Any], *fields: str) -> list[list[Any]]:
-    """Rows grouped by some fields, in order of appearance."""
-    found: dict[tuple[Any, ...], list[Any]] = {}
-    for row in rows:
-        found.setdefault(tuple(row[field] for field in fields), []).append(row)
-    return list(found.values())
-
-
-def _halves(rows: Sequence[Any], share: str) -> list[str]:
-    """Time and share of forward, then of backward."""
-    return [cell for row in rows for cell in (_number(row["median_ms"]), _share(row[share]))]
+def _halves(rows: Sequence[Any]) -> list[str]:
+    """Time and share of the copy's rate, forward, then backward."""
+    return [cell for row in rows for cell in (_number(row["median_ms"]), _share(row["share_of_copy"]))]
 
 
 def _number(value: float | None, unit: float = 1.0, digits: int = 3) -> str:

@@ -1,13 +1,10 @@
 """lerope compare: whether encodings differ by more than noise."""
 
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from tyro.conf import Positional, arg
-
+from lerope.cli.options import File, Json, Method, Runs
+from lerope.cli.tables import new_table
 from lerope.core.terminal import Console
 
 if TYPE_CHECKING:
@@ -15,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def compare(
-    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...", help_behavior_hint="")],
+    runs: Runs,
     *,
-    baseline: Annotated[str | None, arg(metavar="METHOD", help_behavior_hint="")] = None,
-    reference: Annotated[str | None, arg(metavar="METHOD", help_behavior_hint="")] = None,
+    baseline: Method = None,
+    reference: Method = None,
     evaluation: str = "eval",
-    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
-    json_: Annotated[bool, arg(name="json")] = False,
+    out: File = None,
+    json_: Json = False,
 ) -> None:
     """Compare evaluated runs, paired by seed and document, with intervals that show how much is noise.
 
@@ -65,7 +62,7 @@ def _show_losses(console: Console, found: "Comparison", rung: str) -> None:
     first = next(effect for effect in found.effects if effect["rung"] == rung)
     size = f"{first['num_documents']:,} documents, {first['num_tokens']:,} tokens"
     console.print(f"{rung}: nats per token over {size}")
-    table = _table("method", *(f"seed {seed}" for seed in seeds), "mean")
+    table = new_table("method", *(f"seed {seed}" for seed in seeds), "mean")
     for method in dict.fromkeys([found.baseline, *(loss["method"] for loss in losses)]):
         own = {loss["seed"]: loss["loss"] for loss in losses if loss["method"] == method}
         cells = [f"{own[seed]:.4f}" if seed in own else "" for seed in seeds]
@@ -76,7 +73,8 @@ def _show_losses(console: Console, found: "Comparison", rung: str) -> None:
 def _show_effects(console: Console, found: "Comparison", rung: str) -> None:
     over = "over the seeds that both have, and its standard deviation between seeds"
     console.print(f"{rung}: difference from {found.baseline}, {over}")
-    table = _table("method", "seeds", "difference", "deviation", "95 % interval over", "low", "high")
+    headings = ("method", "seeds", "difference", "deviation", "95 % interval over", "low", "high")
+    table = new_table(*headings, text=("method", "95 % interval over"))
     for effect in found.effects:
         if effect["rung"] == rung:
             intervals = [
@@ -96,7 +94,7 @@ def _show_effects(console: Console, found: "Comparison", rung: str) -> None:
 def _show_gains(console: Console, found: "Comparison", rung: str) -> None:
     what = f"share of the gain of {found.reference} over {found.baseline}"
     console.print(f"{rung}: {what}, with 95 % intervals over documents")
-    table = _table("method", "seeds", "in loss", "interval", "in perplexity", "interval")
+    table = new_table("method", "seeds", "in loss", "interval", "in perplexity", "interval")
     for gain in found.gains:
         if gain["rung"] == rung:
             table.add_row(
@@ -114,7 +112,7 @@ def _show_positions(console: Console, found: "Comparison", rung: str) -> None:
     gaps = [gap for gap in found.by_position if gap["rung"] == rung]
     methods = list(dict.fromkeys(gap["method"] for gap in gaps))
     console.print(f"{rung}: difference from {found.baseline} by position, with standard errors over documents")
-    table = _table("positions", "tokens", *methods)
+    table = new_table("positions", "tokens", *methods)
     for start in dict.fromkeys(gap["start"] for gap in gaps):
         row = [gap for gap in gaps if gap["start"] == start]
         cells = [
@@ -128,20 +126,11 @@ def _show_positions(console: Console, found: "Comparison", rung: str) -> None:
 def _show_multipliers(console: Console, found: "Comparison") -> None:
     rungs = list(dict.fromkeys(point["rung"] or "" for point in found.multipliers))
     console.print(f"compute at which {found.baseline} reaches the same loss, as a multiple (piecewise in ln C)")
-    table = _table("method", *rungs)
+    table = new_table("method", *rungs)
     for method in dict.fromkeys(point["method"] for point in found.multipliers):
         own = [point["multiplier"] for point in found.multipliers if point["method"] == method]
         table.add_row(method, *("never" if value is None else f"{value:.4f}" for value in own))
     console.print(table)
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        table.add_column(
-            heading, justify="left" if heading in ("method", "positions", "95 % interval over") else "right"
-        )
-    return table
 
 
 COMMAND = compare

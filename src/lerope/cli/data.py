@@ -6,6 +6,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from lerope.cli.options import File, Json, Whole
 from lerope.cli.stopping import stoppable
 from lerope.data.parts import merge as merge_parts
 from lerope.data.prepare import prepare as prepare_corpus
@@ -16,13 +17,13 @@ from lerope.data.summary import describe, summarize
 def prepare(
     sources: Annotated[Positional[list[str]], arg(metavar="SOURCE...", help_behavior_hint="")],
     out: Annotated[Path, arg(metavar="DIR")],
-    tokenizer: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
-    vocab_size: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
+    tokenizer: File = None,
+    vocab_size: Whole = None,
     text_field: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: text)")] = None,
     validation_fraction: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: 0.01)")] = None,
     validation: Annotated[tuple[str, ...], arg(metavar="SOURCE...", help_behavior_hint="")] = (),
     max_tokens: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None,
-    max_validation_tokens: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
+    max_validation_tokens: Whole = None,
     skip_invalid: bool = False,
     workers: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: one per core)")] = None,
     part: Annotated[str | None, arg(metavar="I/N", help_behavior_hint="")] = None,
@@ -98,7 +99,7 @@ def _show(manifest: Manifest) -> None:
 def inspect(
     directory: Annotated[Positional[Path], arg(metavar="DIR")],
     samples: int = 3,
-    json_: Annotated[bool, arg(name="json")] = False,
+    json_: Json = False,
 ) -> None:
     """Check prepared data and show what is in it: counts, lengths, unigram entropy, samples.
 

@@ -3,14 +3,14 @@
 import math
 import sys
 from pathlib import Path
-from typing import Annotated
 
 from rich.console import Console
 from rich.table import Table
-from tyro.conf import arg
 
+from lerope.cli.options import Whole
 from lerope.cli.report import report
 from lerope.cli.stopping import stoppable
+from lerope.cli.tables import new_table
 from lerope.launch.small import CUDA_RECIPE, CUDA_STEPS, RECIPE, STEPS, VOCAB_SIZE
 
 # Documents to measure bands and phasors on.
@@ -21,7 +21,7 @@ BARS = " ▁▂▃▄▅▆▇█"
 def demo(
     out: Path = Path("runs/demo"),
     seed: int = 42,
-    steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
+    steps: Whole = None,
     device: str = "auto",
 ) -> None:
     """Prepare the interpreter's own sources, train RoPE and LeRoPE as a pair, evaluate, analyze, and write a page.
@@ -99,9 +99,7 @@ def _measure(runs: dict[str, Path], device: str) -> dict[str, float]:
 
 
 def _loss_table(losses: dict[str, float], unigram_entropy: float) -> Table:
-    table = Table(title="Validation", title_justify="left")
-    for column in ("", "nats per token", "perplexity"):
-        table.add_column(column, justify="right" if column else "left")
+    table = new_table("", "nats per token", "perplexity", title="Validation")
     for name, loss in {"token frequencies alone": unigram_entropy, **losses}.items():
         table.add_row(name, f"{loss:.4f}", f"{math.exp(loss):,.2f}")
     return table

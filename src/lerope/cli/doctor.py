@@ -5,12 +5,11 @@ import sys
 import warnings
 from collections import Counter
 from contextlib import redirect_stdout
-from typing import Annotated
 
 from rich.table import Table
 from rich.text import Text
-from tyro.conf import arg
 
+from lerope.cli.options import Json
 from lerope.core.run import provenance
 from lerope.core.terminal import Console
 from lerope.doctor.checks import BROKEN, MISSING, OK, examine
@@ -19,7 +18,7 @@ from lerope.results import Diagnosis, Finding
 _COLOURS = {OK: "green", MISSING: "yellow", BROKEN: "red"}
 
 
-def doctor(*, json_: Annotated[bool, arg(name="json")] = False) -> None:
+def doctor(*, json_: Json = False) -> None:
     """Find and try everything lerope can use: kernels against float64, the compiler, packages, folders.
 
     The exit code is 1 if something is broken: present, but failing or wrong. Missing things are not errors.

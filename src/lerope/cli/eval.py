@@ -2,20 +2,23 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from tyro.conf import OmitArgPrefixes, Positional, arg
 
+from lerope.cli.options import AsOptions, Json, Runs
 from lerope.cli.stopping import leave, stoppable
+from lerope.cli.tables import new_table
+from lerope.core.grouping import grouped
 from lerope.core.terminal import Console
 from lerope.evaluate.perplexity import EvalRequest
 from lerope.results import RunResult
 
 if TYPE_CHECKING:
     from lerope.results import Evaluation
+    from lerope.train.parallel import Ranks
 
 Kind = TypeVar("Kind", bound=RunResult)
 
@@ -23,10 +26,10 @@ _SHOWN_BINS = 8
 
 
 def evaluate(
-    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...")],
+    runs: Runs,
     *,
-    request: Annotated[EvalRequest, OmitArgPrefixes, arg(name="")] = EvalRequest(),  # noqa: B008
-    json_: Annotated[bool, arg(name="json")] = False,
+    request: AsOptions[EvalRequest] = EvalRequest(),  # noqa: B008
+    json_: Json = False,
 ) -> None:
     """Score finished runs on validation documents or any text; every token's loss is kept for `lerope compare`.
 
@@ -46,13 +49,7 @@ def evaluate(
     check_runs(runs)
     with stoppable(quiet=json_):
         results = [carry_out(run, request) for run in runs]
-    if start_ranks(request.device).is_main:
-        if json_:
-            print(json.dumps([result.as_dict() for result in results], indent=1))
-        else:
-            for group in alike(results):
-                _show(group)
-    leave(0)
+    tell(results, start_ranks(request.device), json_, _show)
 
 
 def check_runs(runs: tuple[Path, ...]) -> None:
@@ -65,17 +62,29 @@ def check_runs(runs: tuple[Path, ...]) -> None:
         finished_run(run)
 
 
-def alike(results: list[Kind], besides: tuple[str, ...] = ()) -> list[list[Kind]]:
-    """Results grouped by settings, for one table per group.
+def tell(
+    results: list[Kind],
+    ranks: "Ranks",
+    as_json: bool,
+    show: Callable[[list[Kind]], None],
+    besides: tuple[str, ...] = (),
+) -> NoReturn:
+    """Prints results, on one of several ranks, and ends the command.
 
     Args:
+        show: prints results whose settings are the same.
         besides: settings that may differ.
     """
-    groups: dict[str, list[Kind]] = {}
-    for result in results:
-        same = {name: value for name, value in result.settings.items() if name not in besides}
-        groups.setdefault(json.dumps(same, sort_keys=True), []).append(result)
-    return list(groups.values())
+
+    def same(result: Kind) -> str:
+        return json.dumps({k: v for k, v in result.settings.items() if k not in besides}, sort_keys=True)
+
+    if ranks.is_main and as_json:
+        print(json.dumps([result.as_dict() for result in results], indent=1))
+    elif ranks.is_main:
+        for alike in grouped(results, same).values():
+            show(alike)
+    leave(0)
 
 
 def _show(results: list["Evaluation"]) -> None:
@@ -83,9 +92,7 @@ def _show(results: list["Evaluation"]) -> None:
     console = Console()
     cut = "first windows" if settings["truncate"] else "windows"
     title = f"{settings['documents']}: {cut} of {settings['length']:,} tokens"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    for heading in ("run", "docs", "tokens", "nats", "perplexity", "bits/byte", "doc mean"):
-        table.add_column(heading, justify="left" if heading == "run" else "right", overflow="fold")
+    table = new_table("run", "docs", "tokens", "nats", "perplexity", "bits/byte", "doc mean", title=title)
     for result in results:
         table.add_row(
             result.run["name"],
@@ -101,20 +108,18 @@ def _show(results: list["Evaluation"]) -> None:
 
 
 def _positions(results: list["Evaluation"]) -> Table:
-    table = Table(title="nats by position in the window", title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("position", justify="right")
-    for result in results:
-        table.add_column(result.run["name"], justify="right", overflow="fold")
+    names = [result.run["name"] for result in results]
+    table = new_table("position", *names, title="nats by position in the window", text=())
     bins = results[0].by_position
     width = math.ceil(len(bins) / _SHOWN_BINS)
     for start in range(0, len(bins), width):
-        group = slice(start, start + width)
+        some = slice(start, start + width)
         cells = []
         for result in results:
-            some = result.by_position[group]
-            number = sum(each["num_tokens"] for each in some)
-            cells.append(f"{sum(each['num_tokens'] * each['loss'] for each in some) / number:.4f}" if number else "")
-        table.add_row(f"{bins[group][0]['start']:,} to {bins[group][-1]['stop'] - 1:,}", *cells)
+            found = result.by_position[some]
+            number = sum(each["num_tokens"] for each in found)
+            cells.append(f"{sum(each['num_tokens'] * each['loss'] for each in found) / number:.4f}" if number else "")
+        table.add_row(f"{bins[some][0]['start']:,} to {bins[some][-1]['stop'] - 1:,}", *cells)
     return table
 
 

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 from tyro.conf import Positional, arg
 
+from lerope.cli.options import File, Json, Whole
+from lerope.cli.tables import new_table
 from lerope.core.terminal import Console
 from lerope.interop.export_hf import Dtype
 from lerope.interop.export_record import Format
@@ -21,13 +21,13 @@ def export(
     out: Annotated[Positional[Path], arg(metavar="OUT")],
     *,
     format: Format = "hf",
-    length: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
+    length: Whole = None,
     method: Method = "yarn",
     temperature: float = 0.1,
-    dominant_band: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
+    dominant_band: Whole = None,
     dtype: Dtype = "float32",
-    tokenizer: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
-    json_: Annotated[bool, arg(name="json")] = False,
+    tokenizer: File = None,
+    json_: Json = False,
 ) -> None:
     """Write a finished run for transformers, vLLM, SGLang, mlx-lm, TensorRT-LLM, or for llama.cpp.
 
@@ -72,9 +72,7 @@ def export(
         print(json.dumps({"directory": str(out), **asdict(record), "files": sizes, "notes": notes}, indent=1))
         return
     console = Console()
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("file")
-    table.add_column("bytes", justify="right")
+    table = new_table("file", "bytes")
     for name, size in sizes.items():
         table.add_row(name, f"{size:,}")
     console.print(table)

@@ -1,16 +1,14 @@
 """lerope extrapolate RUN --to LENGTH ...: loss beyond the train length."""
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 from rich.text import Text
-from tyro.conf import Positional, arg
 
-from lerope.cli.eval import alike, check_runs
-from lerope.cli.stopping import leave, stoppable
+from lerope.cli.eval import check_runs, tell
+from lerope.cli.options import Folder, Json, Runs, Whole
+from lerope.cli.stopping import stoppable
+from lerope.cli.tables import new_table
 from lerope.core.recipe import Precision
 from lerope.core.terminal import Console
 from lerope.evaluate.extrapolation import ALL, LONG, TEMPERATURES
@@ -26,18 +24,18 @@ _NUM_ROWS = 16
 
 
 def extrapolate(
-    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...")],
+    runs: Runs,
     *,
     to: int,
     temperatures: tuple[float, ...] = TEMPERATURES,
-    dominant_band: int | None = None,
-    data: Path | None = None,
+    dominant_band: Whole = None,
+    data: Folder = None,
     text: tuple[str, ...] = (),
-    max_tokens: int | None = None,
+    max_tokens: Whole = None,
     precision: Precision = "float32",
     device: str = "auto",
-    batch_tokens: int | None = None,
-    json_: Annotated[bool, arg(name="json")] = False,
+    batch_tokens: Whole = None,
+    json_: Json = False,
 ) -> None:
     """Score finished runs on documents beyond the train length, with every way of stretching frequencies.
 
@@ -75,14 +73,8 @@ def extrapolate(
             if band is None:
                 band = ranks.on_main(lambda run=run: dominant_band_of(run, request, ranks.device))  # type: ignore[misc]
             results.append(carry_out(run, to, request, temperatures, band))
-    if ranks.is_main:
-        if json_:
-            print(json.dumps([result.as_dict() for result in results], indent=1))
-        else:
-            # Each run has its own dominant band.
-            for group in alike(results, besides=("dominant_band", "temperatures")):
-                _show(group, to)
-    leave(0)
+    # Each run has its own dominant band.
+    tell(results, ranks, json_, lambda group: _show(group, to), besides=("dominant_band", "temperatures"))
 
 
 def dominant_band_of(path: Path, request: "EvalRequest", device: "torch.device") -> int | None:
@@ -107,14 +99,9 @@ def _show(results: list["Extrapolation"], to: int) -> None:
             continue
         first = rows[0][1]
         share = first["num_extrapolated"] / first["num_tokens"]
-        table = Table(
-            title=f"{title}: perplexity\n{first['num_documents']:,} documents, {first['num_tokens']:,} tokens, "
-            f"{share:.1%} of them beyond the train length",
-            title_justify="left",
-            box=SIMPLE_HEAD,
-        )
-        for heading in ("run", "way", "within", "beyond", "full"):
-            table.add_column(heading, justify="left" if heading in ("run", "way") else "right", overflow="fold")
+        title += f": perplexity\n{first['num_documents']:,} documents, {first['num_tokens']:,} tokens, "
+        title += f"{share:.1%} of them beyond the train length"
+        table = new_table("run", "way", "within", "beyond", "full", title=title, text=("run", "way"))
         for result in results:
             shown = [row for row in result.ways if row["selection"] == selection]
             best = min(shown, key=lambda row: row["extrapolated_loss"]) if shown else None

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from rich.cells import cell_len, set_cell_size
-from tyro.conf import OmitArgPrefixes, Positional, arg
+from tyro.conf import Positional, arg
 
 from lerope.cli.columns import lines
+from lerope.cli.options import AsOptions, Json
 from lerope.core.terminal import Console
 from lerope.evaluate.generate import GenerateRequest
 
@@ -29,8 +30,8 @@ def generate(
     prompt: Annotated[Positional[str], arg(metavar="PROMPT")],
     *,
     beside: Path | None = None,
-    request: Annotated[GenerateRequest, OmitArgPrefixes, arg(name="")] = GenerateRequest(),  # noqa: B008
-    json_: Annotated[bool, arg(name="json")] = False,
+    request: AsOptions[GenerateRequest] = GenerateRequest(),  # noqa: B008
+    json_: Json = False,
 ) -> None:
     """Let a finished run continue a prompt.
 

@@ -3,40 +3,42 @@
 import json
 import shlex
 import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rich.table import Table
-from tyro.conf import OmitArgPrefixes, Positional, arg
+from tyro.conf import Positional, arg
 
 from lerope.cli.launching import On, launcher
+from lerope.cli.options import AsOptions, File, Folder, Json, Whole
 from lerope.cli.stopping import stoppable
+from lerope.cli.tables import new_table
+from lerope.core.grouping import grouped
 from lerope.core.terminal import Console
 from lerope.launch.cluster import Cluster
 
 if TYPE_CHECKING:
+    from lerope.launch.launcher import Launcher
     from lerope.launch.study import Study
 
 
 def ladder(
     study: Annotated[Positional[str | None], arg(metavar="[STUDY]", help_behavior_hint="")] = None,
     *,
-    data: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
-    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
-    archive: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
+    data: Folder = None,
+    out: Folder = None,
+    archive: Folder = None,
     demo: bool = False,
-    steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
+    steps: Whole = None,
     sweep: bool = False,
     filler: Annotated[str | None, arg(metavar="SOURCE", help_behavior_hint="")] = None,
-    at_once: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
+    at_once: Whole = None,
     on: On = "local",
-    cluster: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
+    cluster: File = None,
     status: bool = False,
     cancel: bool = False,
     print_: Annotated[bool, arg(name="print")] = False,
-    json_: Annotated[bool, arg(name="json")] = False,
-    where: Annotated[Cluster, OmitArgPrefixes, arg(name="")] = Cluster(),  # noqa: B008
+    json_: Json = False,
+    where: AsOptions[Cluster] = Cluster(),  # noqa: B008
 ) -> None:
     """Train and measure every run of a study, several at once if there are several GPUs.
 
@@ -71,11 +73,10 @@ def ladder(
         print_: Print the commands, one line per run in an order in which they can run, and start nothing.
         json_: Print the list, or the status, as JSON.
     """
-    from lerope.launch.launcher import LOGS
-    from lerope.launch.rates import known_rates, paper_rates, search_rates
+    from lerope.launch.rates import known_rates
     from lerope.launch.recipes import study_named
     from lerope.launch.small import sized
-    from lerope.launch.study import check_data, prepare_command, with_learning_rates, with_options, with_vocabulary
+    from lerope.launch.study import prepare_command, with_learning_rates, with_vocabulary
 
     if study is None:
         _list(json_)
@@ -85,9 +86,7 @@ def ladder(
         chosen = with_vocabulary(chosen, data)
     out = out or Path("studies") / (f"{chosen.name}-demo" if demo else chosen.name)
     if filler is not None:
-        if not any(command == "needle" for run in chosen.runs for command, *_ in run.measure):
-            raise ValueError(f"filler is for studies that hide needles; {chosen.name} has none: leave --filler out.")
-        chosen = with_options(chosen, "needle", "--filler", filler)
+        chosen = _with_filler(chosen, filler)
     if sweep and (status or print_):
         chosen = with_learning_rates(chosen, known_rates(chosen, out))
     if cancel:
@@ -106,21 +105,37 @@ def ladder(
         return
     if archive is not None and archive.resolve() == out.resolve():
         raise ValueError(f"archive must be another folder than --out, which has the runs themselves; got {archive}.")
-    launch = launcher(on, at_once, cluster, where, archive)
-    check_data(chosen, data)
-    with stoppable(), redirect_stdout(sys.stderr if json_ else sys.stdout):
+    _carry_out(chosen, data, out, launcher(on, at_once, cluster, where, archive), sweep, on == "slurm", json_)
+
+
+def _with_filler(study: "Study", filler: str) -> "Study":
+    from lerope.launch.study import with_options
+
+    if not any(command == "needle" for run in study.runs for command, *_ in run.measure):
+        raise ValueError(f"filler is for studies that hide needles; {study.name} has none: leave --filler out.")
+    return with_options(study, "needle", "--filler", filler)
+
+
+def _carry_out(
+    study: "Study", data: Path, out: Path, launch: "Launcher", sweep: bool, sweep_by_jobs: bool, as_json: bool
+) -> None:
+    """Trains and measures what is left, after a search for learning rates if wanted, and says how far everything is."""
+    from lerope.launch.launcher import LOGS
+    from lerope.launch.rates import paper_rates, search_rates
+    from lerope.launch.study import check_data, with_learning_rates
+
+    check_data(study, data)
+    with stoppable(quiet=as_json):
         if sweep:
-            found = search_rates(chosen, data, out, print, launch if on == "slurm" else None)
-            chosen = with_learning_rates(chosen, found)
-        elif rates := paper_rates(chosen):
+            found = search_rates(study, data, out, print, launch if sweep_by_jobs else None)
+            study = with_learning_rates(study, found)
+        elif rates := paper_rates(study):
             print(rates)
-        failed = launch(chosen, data, out)
-    _status(chosen, out, data, json_)
+        failed = launch(study, data, out)
+    _status(study, out, data, as_json)
     if failed:
-        print(
-            f"{len(failed)} of {len(chosen.runs)} runs failed (see above); logs are in {out / LOGS}.",
-            file=sys.stderr,
-        )
+        words = f"{len(failed)} of {len(study.runs)} runs failed (see above); logs are in {out / LOGS}."
+        print(words, file=sys.stderr)
         sys.exit(1)
 
 
@@ -140,9 +155,7 @@ def _list(as_json: bool) -> None:
         rows = [{"study": s.name, "asks": s.sentence, "num_runs": len(s.runs), "data": s.source} for s in studies]
         print(json.dumps(rows, indent=1))
         return
-    table = Table(box=None, pad_edge=False)
-    for heading in ("Study", "Runs", "Asks", "Data"):
-        table.add_column(heading, justify="right" if heading == "Runs" else "left")
+    table = new_table("study", "runs", "asks", "data", text=("study", "asks", "data"), box=None)
     for study in studies:
         table.add_row(study.name, str(len(study.runs)), study.sentence, study.source)
     Console().print(table)
@@ -159,9 +172,8 @@ def _status(study: "Study", out: Path, data: Path | None, as_json: bool, on: str
         found = [{**vars(row), **({"jobs": jobs.get(row.name, [])} if on == "slurm" else {})} for row in rows]
         print(json.dumps(found, indent=1))
         return
-    table = Table(title=f"{study.name}: {study.sentence}", title_justify="left")
-    for heading in ("run", "state", "step", "validation loss", *(["jobs"] if on == "slurm" else [])):
-        table.add_column(heading, justify="right" if heading in ("step", "validation loss") else "left")
+    headings = ("run", "state", "step", "validation loss", *(["jobs"] if on == "slurm" else []))
+    table = new_table(*headings, title=f"{study.name}: {study.sentence}", text=("run", "state", "jobs"))
     for row in rows:
         loss = "" if row.validation_loss is None else f"{row.validation_loss:.4f}"
         words = [", ".join(jobs.get(row.name, []))] if on == "slurm" else []
@@ -178,10 +190,8 @@ def _jobs(out: Path) -> dict[str, list[str]]:
     from lerope.launch import scheduler
     from lerope.launch.slurm import job_words
 
-    found: dict[str, list[str]] = {}
-    for job in scheduler.jobs(out):
-        found.setdefault(job.folder.name, []).append(job_words(job))
-    return found
+    jobs = grouped(scheduler.jobs(out), lambda job: job.folder.name)
+    return {run: list(map(job_words, some)) for run, some in jobs.items()}
 
 
 COMMAND = ladder

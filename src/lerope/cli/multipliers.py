@@ -5,11 +5,12 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional, arg
 
+from lerope.cli.options import File, Json, Method
+from lerope.cli.tables import new_table
 from lerope.core.terminal import Console
 
 if TYPE_CHECKING:
@@ -20,10 +21,10 @@ def multipliers(
     paths: Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE|RUN...", help_behavior_hint="")] = (),
     *,
     paper: bool = False,
-    baseline: Annotated[str | None, arg(metavar="METHOD", help_behavior_hint="")] = None,
+    baseline: Method = None,
     evaluation: str = "eval",
-    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
-    json_: Annotated[bool, arg(name="json")] = False,
+    out: File = None,
+    json_: Json = False,
 ) -> None:
     """Compute multipliers and efficiency gains from evaluated runs or from a table of losses.
 
@@ -63,7 +64,7 @@ def _show(found: "Multipliers") -> None:
     points = dict.fromkeys((point["rung"], point["compute"]) for point in found.losses)
     headings = [rung or f"{compute:.2e}" for rung, compute in points]
     console.print(f"compute at which {found.baseline} reaches the same loss, as a multiple")
-    table = _table("method", "estimator", *headings)
+    table = new_table("method", "estimator", *headings, text=("method", "estimator"))
     last = ""
     for method, estimator in dict.fromkeys((point["method"], point["estimator"]) for point in found.multipliers):
         values = [p["multiplier"] for p in found.multipliers if (p["method"], p["estimator"]) == (method, estimator)]
@@ -83,18 +84,11 @@ def _fits(found: "Multipliers") -> Table:
     fits: dict[tuple[str, str | None], dict[str, float]] = {}
     for fit in found.fits:
         fits.setdefault((fit["estimator"], fit["method"]), {})[fit["parameter"]] = fit["value"]
-    table = _table("method", "estimator", "E", "A", "alpha", "RMSE, nats")
+    table = new_table("method", "estimator", "E", "A", "alpha", "RMSE, nats", text=("method", "estimator"))
     for (estimator, method), values in fits.items():
         exponents = [f"{values[name]:.5f}" for name in ("alpha", "c1", "c2") if name in values]
         scales = [f"{values[name]:.4g}" if name in values else "" for name in ("E", "A")]
         table.add_row(method or "all", estimator, *scales, " then ".join(exponents), f"{values['rmse']:.2e}")
-    return table
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in ("method", "estimator") else "right")
     return table
 
 
@@ -105,9 +99,7 @@ def _paper(as_json: bool) -> None:
     if as_json:
         print(json.dumps([{**vars(entry), "status": entry.status} for entry in entries], indent=1))
         return
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("entry", "printed", "recomputed", ""):
-        table.add_column(heading, justify="right" if heading in ("printed", "recomputed") else "left")
+    table = new_table("entry", "printed", "recomputed", "", text=("entry", ""))
     marks = {"reproduces": "", "within the rounding of its inputs": "within rounding", "differs": "differs"}
     for name in dict.fromkeys(entry.table for entry in entries):
         table.add_section()

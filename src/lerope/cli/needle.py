@@ -1,15 +1,14 @@
 """lerope needle RUN ...: whether a run finds values hidden in text."""
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from lerope.cli.eval import alike, check_runs
-from lerope.cli.stopping import leave, stoppable
+from lerope.cli.eval import check_runs, tell
+from lerope.cli.options import AsOptions, Json, Runs, Whole
+from lerope.cli.stopping import stoppable
+from lerope.cli.tables import new_table
 from lerope.core.terminal import Console
 from lerope.evaluate.needle import NeedleRequest
 
@@ -22,11 +21,11 @@ _SHOWN_TOKENS, _SHOWN_START, _SHOWN_BEFORE, _SHOWN_AFTER, _SHOWN_END = 400, 80, 
 
 
 def needle(
-    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...")],
+    runs: Runs,
     *,
-    request: Annotated[NeedleRequest, OmitArgPrefixes, arg(name="")] = NeedleRequest(),  # noqa: B008
-    show: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
-    json_: Annotated[bool, arg(name="json")] = False,
+    request: AsOptions[NeedleRequest] = NeedleRequest(),  # noqa: B008
+    show: Whole = None,
+    json_: Json = False,
 ) -> None:
     """Hide numbers under keys in English text and ask finished runs for one of them; all get the same prompts.
 
@@ -52,13 +51,7 @@ def needle(
         return
     with stoppable(quiet=json_):
         results = [carry_out(run, request) for run in runs]
-    if start_ranks(request.device).is_main:
-        if json_:
-            print(json.dumps([result.as_dict() for result in results], indent=1))
-        else:
-            for group in alike(results):
-                _show(group)
-    leave(0)
+    tell(results, start_ranks(request.device), json_, _show)
 
 
 def _show_prompts(path: Path, request: NeedleRequest, count: int) -> None:
@@ -119,9 +112,7 @@ def _show(results: list["Needle"]) -> None:
 
 def _totals(result: "Needle") -> Table:
     """All depths together, with a row for each length and number of distractors."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in (_kinds(result), "exact match", "95 %", "distractor", "nats", "margin"):
-        table.add_column(heading, justify="right")
+    table = new_table(_kinds(result), "exact match", "95 %", "distractor", "nats", "margin", text=())
     for total in result.totals:
         error = "" if total["margin_error"] is None else f" ± {total['margin_error']:.2f}"
         table.add_row(
@@ -137,10 +128,9 @@ def _totals(result: "Needle") -> Table:
 
 def _map(result: "Needle") -> Table:
     """Exact match (the margin, at the floor) by depth, with a column for each length and number of distractors."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column(f"depth \\ {_kinds(result)}", justify="right")
-    for total in result.totals:
-        table.add_column(_kind(result, total), justify="right", min_width=5)
+    # So wide that columns of percentages and of log-odds look alike.
+    kinds = [f"{_kind(result, total):>5}" for total in result.totals]
+    table = new_table(f"depth \\ {_kinds(result)}", *kinds, text=())
     for depth in result.settings["depths"]:
         cells = [cell for cell in result.cells if cell["depth"] == depth]
         shown = (f"{cell['margin']:+.2f}" if result.at_floor else f"{100 * cell['rate']:.0f}" for cell in cells)

@@ -1,45 +1,43 @@
 """lerope plan: what runs will cost."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from json import dumps
-from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
 from rich.table import Table
+from tyro.conf import Positional, arg
 
+from lerope.cli.options import Folder, Json, Whole
 from lerope.cli.plan_scale import scale_table, step_content
 from lerope.cli.plan_study import plan_study
-from lerope.cli.plan_table import Section, count, new_table, power, print_sections, span
+from lerope.cli.plan_table import Section, count, new_table, power, print_sections, span, way_in_words
 from lerope.core.checks import check_number, hint
 from lerope.core.ladder import BATCH_TOKENS, LADDER, ROW_LENGTH, ModelConfig, Plan, plan, rung
-from lerope.core.recipe import Parallel
-from lerope.launch.machine import Fit, Machine, Way
+from lerope.launch.machine import Fit, Machine
 from lerope.launch.steptime import DISK_BYTES_PER_S, NETWORK_BYTES_PER_S, best_step
 from lerope.model.accounting import USABLE_MEMORY, UTILISATION, Memory
 from lerope.model.gpus import GPUS, gpu_named
 
-_LABELS: dict[Parallel, str] = {"ddp": "DDP", "fsdp": "FSDP2", "hybrid": "hybrid"}
 _GIB = 1 << 30
 
 
 def command(
-    name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[RUNG|STUDY]")] = None,
+    name: Annotated[Positional[str | None], arg(metavar="[RUNG|STUDY]", help_behavior_hint="")] = None,
     /,
     *,
-    gpu: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None,
-    num_gpus: Annotated[int, tyro.conf.arg(aliases=["--gpus"])] = 1,
+    gpu: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None,
+    num_gpus: Annotated[int, arg(aliases=["--gpus"])] = 1,
     gpus_per_node: int = 8,
-    network: Annotated[float, tyro.conf.arg(metavar="GB/S")] = NETWORK_BYTES_PER_S / 1e9,
-    disk: Annotated[float, tyro.conf.arg(metavar="GB/S")] = DISK_BYTES_PER_S / 1e9,
+    network: Annotated[float, arg(metavar="GB/S")] = NETWORK_BYTES_PER_S / 1e9,
+    disk: Annotated[float, arg(metavar="GB/S")] = DISK_BYTES_PER_S / 1e9,
     row_length: int = ROW_LENGTH,
     batch_tokens: int = BATCH_TOKENS,
-    vocab_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
+    vocab_size: Whole = None,
     utilisation: float = UTILISATION,
-    demo: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    data: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None,
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    demo: bool = False,
+    data: Folder = None,
+    json_: Json = False,
 ) -> None:
     """What a run will cost: parameters, tokens, FLOPs, memory and time.
 
@@ -63,7 +61,7 @@ def command(
         demo: the small version of the study, as run by `lerope ladder --demo`.
         data: what `lerope data prepare` wrote, for its vocabulary; of a study also the validation split counts, which
             evaluation reads.
-        json: print one JSON object instead of tables.
+        json_: print one JSON object instead of tables.
     """
     machine = Machine(
         gpus=list(GPUS.values()) if gpu is None else [gpu_named(gpu)],
@@ -74,7 +72,7 @@ def command(
         utilisation=utilisation,
     )
     if name is not None and _is_study(name):
-        plan_study(name, machine, vocab_size, demo, data, json)
+        plan_study(name, machine, vocab_size, demo, data, json_)
         return
     if demo:
         raise ValueError("demo is for studies; name one, as in lerope plan seeds --demo.")
@@ -87,8 +85,8 @@ def command(
     plans = {each: plan(model, row_length, batch_tokens) for each, model in models.items()}
     machine.check()
     if name is None:
-        if json:
-            print(dumps({"rungs": [_summary(n, models[n], plans[n], machine) for n in names]}, indent=2))
+        if json_:
+            print(json.dumps({"rungs": [_summary(n, models[n], plans[n], machine) for n in names]}, indent=2))
         else:
             print_sections(_ladder_sections(models, plans, machine))
         return
@@ -97,10 +95,10 @@ def command(
             raise ValueError(f"{field} must be positive, in GB/s; got {value:g}.")
     steps = [best_step(models[name], machine, g, network * 1e9) for g in machine.gpus]
     fits = {g.name: [machine.fit(models[name], g, way) for way in machine.ways()] for g in machine.gpus}
-    if json:
+    if json_:
         content = _summary(name, models[name], plans[name], machine)
         content |= _memory_content(models[name], machine, fits) | step_content(models[name], steps, disk * 1e9)
-        print(dumps(content, indent=2))
+        print(json.dumps(content, indent=2))
     else:
         print_sections(_rung_sections(name, models[name], plans[name], machine, fits))
         if num_gpus > 1:
@@ -221,7 +219,7 @@ def _memory_section(model: ModelConfig, machine: Machine) -> Section:
     table = new_table("", *parts)
     for way in machine.ways():
         parts_bytes = _parts(machine.memory(model, way, 1)).values()
-        table.add_row(_label(way, machine), *(f"{part / _GIB:.2f}" for part in parts_bytes))
+        table.add_row(way_in_words(way, machine.num_gpus), *(f"{part / _GIB:.2f}" for part in parts_bytes))
     note = (
         "Estimated for bfloat16 autocast and compiled blocks. Activations grow with the rows of a micro-batch; copies "
         f"are weights in bfloat16{' and those gathered by FSDP2' if machine.num_gpus > 1 else ''}."
@@ -232,7 +230,7 @@ def _memory_section(model: ModelConfig, machine: Machine) -> Section:
 def _fit_section(fits: dict[str, list[Fit]], machine: Machine) -> Section:
     table = new_table("", *fits)
     for row in zip(*fits.values(), strict=True):
-        table.add_row(_label(row[0].way, machine), *(_cell(fit) for fit in row))
+        table.add_row(way_in_words(row[0].way, machine.num_gpus), *(_cell(fit) for fit in row))
     memory = (f"{gpu.memory_bytes / _GIB:.0f} GiB" for gpu in machine.gpus)
     table.add_row("memory", *memory, style="dim")
     note = (
@@ -240,11 +238,6 @@ def _fit_section(fits: dict[str, list[Fit]], machine: Machine) -> Section:
         "memory at once; 'no' if one row is too many."
     )
     return Section(title="Rows per micro-batch (and GiB they take)", table=table, note=note)
-
-
-def _label(way: Way, machine: Machine) -> str:
-    label = _LABELS[way.parallel] if machine.num_gpus > 1 else "1 GPU"
-    return f"{label}, recompute" if way.recompute else label
 
 
 def _cell(fit: Fit) -> str:

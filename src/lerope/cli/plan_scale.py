@@ -6,11 +6,10 @@ from typing import Any
 
 from rich.table import Table
 
+from lerope.cli.plan_table import new_table, way_in_words
 from lerope.core.ladder import ModelConfig
 from lerope.launch.machine import Machine
 from lerope.launch.steptime import StepTime, best_step, checkpoint_bytes
-
-_LABELS = {"ddp": "DDP", "fsdp": "FSDP2", "hybrid": "hybrid"}
 
 
 def step_content(model: ModelConfig, steps: Sequence[StepTime | None], disk: float) -> dict[str, Any]:
@@ -48,19 +47,17 @@ def scale_table(
         num_steps: of the run.
         network, disk: bytes per second.
     """
-    table = Table(box=None, pad_edge=False)
-    for heading in ("", "best way", "rows", "compute", "talk", "step", "days", "MB/s"):
-        table.add_column(heading, justify="left" if heading in ("", "best way") else "right")
+    headings = ("", "best way", "rows", "compute", "talk", "step", "days", "MB/s")
+    table = new_table(*headings, text=("", "best way"))
     for gpu, step in zip(machine.gpus, steps, strict=True):
         if step is None:
             table.add_row(gpu.name, "no row fits")
             continue
-        way = _LABELS[step.way.parallel] + (", recompute" if step.way.recompute else "")
         shortest, longest = step.shortest_seconds, step.longest_seconds
         days = (seconds * num_steps / 86_400 for seconds in (shortest, longest))
         table.add_row(
             gpu.name,
-            way,
+            way_in_words(step.way, machine.num_gpus),
             str(step.micro_batch_rows),
             f"{1e3 * step.compute_seconds:,.0f}",
             f"{1e3 * step.communication_seconds:,.0f}",

@@ -1,9 +1,9 @@
 """The part of `lerope plan` about studies: what all of their runs cost together."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from lerope.launch.cost import RunCost
 
 
-def plan_study(name: str, machine: Machine, vocab_size: int | None, demo: bool, data: Path | None, json: bool) -> None:
+def plan_study(
+    name: str, machine: Machine, vocab_size: int | None, demo: bool, data: Path | None, as_json: bool
+) -> None:
     """Prints the costs of all runs of a study, as tables or as one JSON object."""
     from lerope.data.hub import VALIDATION_TOKENS
     from lerope.data.shards import Manifest
@@ -38,7 +40,7 @@ def plan_study(name: str, machine: Machine, vocab_size: int | None, demo: bool, 
         training = f"The longest run reads the {count(train_tokens)} training tokens {times}."
         read = f"that of {data}"
     costs = run_costs(study, validation_tokens)
-    if not json:
+    if not as_json:
         validation = f"a validation split of {count(validation_tokens)} tokens ({read})"
         sections = list(_study_sections(f"{study.name}: {study.sentence}", costs, machine, validation, training))
         print_sections(sections[:1] if demo else sections)  # the demo is for CPUs
@@ -57,7 +59,7 @@ def plan_study(name: str, machine: Machine, vocab_size: int | None, demo: bool, 
         ],
         "total": {"num_runs": len(costs), **totals, "gpu_hours": gpu_hours},
     }
-    print(dumps(content, indent=2))
+    print(json.dumps(content, indent=2))
 
 
 def _study_sections(

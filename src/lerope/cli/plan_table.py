@@ -2,10 +2,16 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from rich.table import Table
 
+from lerope.cli import tables
 from lerope.core.terminal import Console
+from lerope.launch.machine import Way
+
+# As dense as can be: some have ten columns, and a terminal 80.
+new_table = partial(tables.new_table, box=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +36,10 @@ def print_sections(sections: Iterable[Section]) -> None:
             console.print(section.note, style="dim")
 
 
-def new_table(*columns: str) -> Table:
-    """The first column names the row; the others are numbers."""
-    table = Table(box=None, pad_edge=False)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left")
-    return table
+def way_in_words(way: Way, num_gpus: int) -> str:
+    """How GPUs share a run; one GPU shares nothing."""
+    parallel = {"ddp": "DDP", "fsdp": "FSDP2", "hybrid": "hybrid"}[way.parallel] if num_gpus > 1 else "1 GPU"
+    return f"{parallel}, recompute" if way.recompute else parallel
 
 
 def count(number: int) -> str:

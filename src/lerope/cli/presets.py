@@ -6,20 +6,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from tyro.conf import Positional, arg
 
+from lerope.cli.options import File, Json, Runs, Whole
+from lerope.cli.tables import new_table
 from lerope.core.preset import MAKE, Gain, Preset, preset_names, read_preset, sparkline
-from lerope.core.terminal import listed
+from lerope.core.terminal import Console, listed
 
 if TYPE_CHECKING:
     from lerope.core.preset import Resampled
 
 
-def list_(*, json_: Annotated[bool, arg(name="json")] = False) -> None:
+def list_(*, json_: Json = False) -> None:
     """List the presets of this package, each with its log-scales from fast to slow bands and what it is good for.
 
     Example: lerope presets
@@ -31,22 +30,22 @@ def list_(*, json_: Annotated[bool, arg(name="json")] = False) -> None:
     if json_:
         print(json.dumps([preset.as_dict() for preset in found], indent=1))
         return
-    console = _console()
+    console = Console(soft_wrap=True)
     if not found:
-        console.print(f"This package has no presets yet. Make one from your own runs: {escape(MAKE)}")
+        console.print(f"This package has no presets yet. Make one from your own runs: {MAKE}")
         return
     for preset in found:
-        console.print(f"{preset.name}  {sparkline(preset.profiles[0].log_scales)}  {escape(preset.good_for)}")
+        console.print(f"{preset.name}  {sparkline(preset.profiles[0].log_scales)}  {preset.good_for}")
         _show_worth(console, preset)
 
 
 def show(
     name: Positional[str],
     *,
-    head_dim: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
-    train_length: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
-    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
-    json_: Annotated[bool, arg(name="json")] = False,
+    head_dim: Whole = None,
+    train_length: Whole = None,
+    out: File = None,
+    json_: Json = False,
 ) -> None:
     """Draw a preset, say where it comes from, and show what it is for a head size and train length.
 
@@ -75,23 +74,23 @@ def show(
         content = preset.as_dict()
         print(json.dumps({**content, "resampled": asdict(resampled)} if resampled else content, indent=1))
         return
-    console = _console()
+    console = Console(soft_wrap=True)
     _show_provenance(console, preset)
     console.print(_measured(preset) if resampled is None else _for_model(preset, resampled))
     for note in resampled.notes if resampled else ():
         console.print(f"note: {note}")
     if out is not None:
-        console.print(f"drawn: {escape(str(out))}")
+        console.print(f"drawn: {out}")
 
 
 def make(
-    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...", help_behavior_hint="")],
+    runs: Runs,
     *,
     name: str,
     out: Path = Path("."),
     good_for: Annotated[str | None, arg(metavar="SENTENCE", help_behavior_hint="")] = None,
     held_out: Annotated[tuple[Path, ...], arg(metavar="RUN...", help_behavior_hint="")] = (),
-    json_: Annotated[bool, arg(name="json")] = False,
+    json_: Json = False,
 ) -> None:
     """Make a preset from finished runs: the mean of what LeRoPE runs learned, at each train length.
 
@@ -117,20 +116,20 @@ def make(
     if json_:
         print(json.dumps({**made.preset.as_dict(), "notes": made.notes}, indent=1))
         return
-    console = _console()
+    console = Console(soft_wrap=True)
     _show_provenance(console, made.preset)
     for note in made.notes:
-        console.print(f"note: {escape(note)}")
-    console.print(f"{escape(str(path))}: train with --encoding preset:{escape(str(path))}")
+        console.print(f"note: {note}")
+    console.print(f"{path}: train with --encoding preset:{path}")
 
 
 def _show_provenance(console: Console, preset: Preset) -> None:
-    console.print(f"{preset.name}, version {preset.version}, {preset.fingerprint()[:12]}: {escape(preset.good_for)}")
+    console.print(f"{preset.name}, version {preset.version}, {preset.fingerprint()[:12]}: {preset.good_for}")
     for profile in preset.profiles:
         steps = ", ".join(f"{steps:,}" for steps in profile.steps)
         made_of = f"{', '.join(profile.rungs)}, seeds {', '.join(map(str, profile.seeds))}, {steps} steps"
         console.print(f"  {sparkline(profile.log_scales)}  train length {profile.train_length:,}: {made_of}")
-    where = escape(listed(preset.text) or "not said")
+    where = listed(preset.text) or "not said"
     tokenizer = (preset.tokenizer or "not said")[:12]
     console.print(f"  text {where}; tokenizer {tokenizer}, vocabulary {preset.vocab_size:,}; base {preset.base:g}")
     _show_worth(console, preset)
@@ -138,7 +137,7 @@ def _show_provenance(console: Console, preset: Preset) -> None:
 
 def _show_worth(console: Console, preset: Preset) -> None:
     for gain in preset.gains:
-        console.print(f"  {escape(_worth(gain))}")
+        console.print(f"  {_worth(gain)}")
     if not preset.gains:
         console.print("  its gain is not measured")
 
@@ -156,7 +155,7 @@ def _worth(gain: Gain) -> str:
 def _measured(preset: Preset) -> Table:
     """Wavelengths as they were learned."""
     lengths = [f"at {profile.train_length:,}" for profile in preset.profiles]
-    table = _table("band", "u", "RoPE's", *(cell for length in lengths for cell in (length, "spread")))
+    table = new_table("band", "u", "RoPE's", *(cell for length in lengths for cell in (length, "spread")), text=())
     num_bands = preset.head_dim // 2
     for band in range(num_bands):
         rope = 2 * math.pi * preset.base ** (band / num_bands)
@@ -170,7 +169,7 @@ def _measured(preset: Preset) -> Table:
 
 def _for_model(preset: Preset, resampled: "Resampled") -> Table:
     """Wavelengths as a model gets them."""
-    table = _table("band", "u", "RoPE's", f"at {resampled.train_length:,}", "turns")
+    table = new_table("band", "u", "RoPE's", f"at {resampled.train_length:,}", "turns", text=())
     num_bands = len(resampled.frequencies)
     for band, frequency in enumerate(resampled.frequencies):
         rope, own = 2 * math.pi * preset.base ** (band / num_bands), 2 * math.pi / frequency
@@ -181,17 +180,6 @@ def _for_model(preset: Preset, resampled: "Resampled") -> Table:
 
 def _tokens(wavelength: float) -> str:
     return f"{wavelength:.2f}" if wavelength < 100 else f"{wavelength:,.0f}"
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    return table
-
-
-def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True)
 
 
 COMMAND = {"list": list_, "show": show, "make": make}

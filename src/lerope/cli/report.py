@@ -2,10 +2,8 @@
 
 import importlib.util
 from pathlib import Path
-from typing import Annotated
 
-from tyro.conf import Positional, arg
-
+from lerope.cli.options import Runs
 from lerope.core.extras import install
 from lerope.core.terminal import Console
 
@@ -15,7 +13,7 @@ _MARK, _MARK_WITHIN = '<meta name="generator" content="lerope report">', 1000
 
 
 def report(
-    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...")],
+    runs: Runs,
     *,
     out: Path = Path("report"),
     figures: bool = True,

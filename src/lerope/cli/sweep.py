@@ -2,17 +2,16 @@
 
 import json
 import os
-import sys
-from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from rich.table import Table
-from tyro.conf import OmitArgPrefixes, Positional, arg
+from tyro.conf import Positional, arg
 
 from lerope.cli.launching import On, chosen_cluster, launcher
+from lerope.cli.options import AsOptions, File, Folder, Json
 from lerope.cli.stopping import stoppable
+from lerope.cli.tables import new_table
 from lerope.cli.train import Changes
 from lerope.core.ladder import LEARNING_RATE_INDEX
 from lerope.core.recipe import Setup
@@ -30,15 +29,15 @@ def sweep(
     encodings: tuple[str, ...] = ("rope", "prope", "lerope"),
     seed: int = 42,
     start: Annotated[int | Literal["cold"] | None, arg(metavar="INDEX|cold", help_behavior_hint="")] = None,
-    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
+    out: Folder = None,
     previous: Annotated[tuple[Path, ...], arg(metavar="DIR...", help_behavior_hint="")] = (),
     extrapolate: Annotated[tuple[str, ...], arg(metavar="RUNG...", help_behavior_hint="")] = (),
     on: On = "local",
-    cluster: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
-    json_: Annotated[bool, arg(name="json")] = False,
-    where: Annotated[Cluster, OmitArgPrefixes, arg(name="")] = Cluster(),  # noqa: B008
-    changes: Annotated[Changes, OmitArgPrefixes, arg(name="")] = Changes(),  # noqa: B008
-    setup: Annotated[Setup, OmitArgPrefixes, arg(name="")] = Setup(),  # noqa: B008
+    cluster: File = None,
+    json_: Json = False,
+    where: AsOptions[Cluster] = Cluster(),  # noqa: B008
+    changes: AsOptions[Changes] = Changes(),  # noqa: B008
+    setup: AsOptions[Setup] = Setup(),  # noqa: B008
 ) -> None:
     """Search for the best learning rate on the grid 2^(-index/2) until both neighbours are worse.
 
@@ -94,7 +93,7 @@ def sweep(
     if start is None and (predicted := predict(earlier, [rung])):
         guess = predicted[0]["index"]
     out = out or Path("sweeps") / rung
-    with stoppable(), redirect_stdout(sys.stderr if json_ else sys.stdout):
+    with stoppable(quiet=json_):
         found = search(out, settings, encodings, None if guess == "cold" else guess, objective, _say, ahead)
     if extrapolate:
         found = replace(found, predictions=predict([*earlier, found], extrapolate))
@@ -108,9 +107,8 @@ def _say(text: str) -> None:
 
 def _show(found: "Sweep") -> None:
     console = Console()
-    table = Table(title=f"Best learning rates for {found.settings['rung']}", title_justify="left")
-    for heading in ("encoding", "index", "learning rate", "loss", "at larger rate", "at smaller rate", "runs"):
-        table.add_column(heading, justify="left" if heading == "encoding" else "right")
+    headings = ("encoding", "index", "learning rate", "loss", "at larger rate", "at smaller rate", "runs")
+    table = new_table(*headings, title=f"Best learning rates for {found.settings['rung']}")
     for best in found.optima:
         losses = (best["loss"], best["loss_at_larger_rate"], best["loss_at_smaller_rate"])
         cells = ("diverged" if loss is None else f"{loss:.4f}" for loss in losses)
@@ -120,9 +118,8 @@ def _show(found: "Sweep") -> None:
     console.print(table)
     if not found.predictions:
         return
-    table = Table(title="Predicted", title_justify="left")
-    for heading in ("encoding", "rung", "index", "learning rate", "rate ~ N^"):
-        table.add_column(heading, justify="left" if heading in ("encoding", "rung") else "right")
+    text = ("encoding", "rung")
+    table = new_table(*text, "index", "learning rate", "rate ~ N^", title="Predicted", text=text)
     for each in found.predictions:
         rate = f"{each['learning_rate']:.3e}"
         table.add_row(each["encoding"], each["rung"], str(each["index"]), rate, f"{each['slope']:.2f}")

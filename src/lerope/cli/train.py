@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
+from tyro.conf import Positional, arg
 
+from lerope.cli.options import AsOptions, Folder, Number, Whole
 from lerope.cli.stopping import leave
 from lerope.core.ladder import Activation
 from lerope.core.ladder import rung as rung_of
 from lerope.core.recipe import Learn, Precision, Schedule, Setup, recipe
-
-Whole = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
-Number = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +29,7 @@ class Changes:
     """Peak learning rate; by default, the rung's."""
     frequency_learning_rate: Number = None
     """Peak learning rate of learned frequencies; by default, the model's."""
-    schedule: Annotated[Schedule | None, tyro.conf.arg(help_behavior_hint="")] = None
+    schedule: Annotated[Schedule | None, arg(help_behavior_hint="")] = None
     """How the learning rate falls after warm-up; by default cosine."""
     warmup_steps: Whole = None
     """Warm-up steps; by default 1,000, but at most a seventh of the run."""
@@ -43,19 +41,19 @@ class Changes:
     """Norm that the frequencies' gradients are separately clipped to; by default 1."""
     z_loss: Number = None
     """Weight of the squared logsumexp of a token's logits, added to the training loss; by default 0."""
-    precision: Annotated[Precision | None, tyro.conf.arg(help_behavior_hint="")] = None
+    precision: Annotated[Precision | None, arg(help_behavior_hint="")] = None
     """bf16 with float32 weights and optimizer, or float32; by default bf16 on a GPU and float32 on a CPU."""
     validation_tokens: Whole = None
     """Tokens of validation documents to read; by default about a million."""
     vocab_size: Whole = None
     """Vocabulary size; by default, the data's."""
-    activation: Annotated[Activation | None, tyro.conf.arg(help_behavior_hint="")] = None
+    activation: Annotated[Activation | None, arg(help_behavior_hint="")] = None
     """gelu as in the paper, or relu2, which serving engines can run; by default gelu."""
     head_dim: Whole = None
     """Dimensions of a head, in a model of the rung's width; by default 64."""
-    start_from: Annotated[str | None, tyro.conf.arg(metavar="RUN", help_behavior_hint="")] = None
+    start_from: Annotated[str | None, arg(metavar="RUN", help_behavior_hint="")] = None
     """A finished run to start from: its weights, and where frequencies are learned its frequencies."""
-    learn: Annotated[Learn | None, tyro.conf.arg(help_behavior_hint="")] = None
+    learn: Annotated[Learn | None, arg(help_behavior_hint="")] = None
     """With --start-from, rotation changes frequencies and the gains of QK-norm alone; by default everything learns."""
 
     def given(self, precision: Precision, data: Path) -> dict[str, Any]:
@@ -67,14 +65,14 @@ class Changes:
 
 
 def train(
-    rung: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUNG")],
+    rung: Annotated[Positional[str], arg(metavar="RUNG")],
     *,
     data: Path,
     encoding: str = "lerope",
     seed: int = 42,
-    out: Path | None = None,
-    changes: Annotated[Changes, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="")] = Changes(),  # noqa: B008
-    setup: Annotated[Setup, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="")] = Setup(),  # noqa: B008
+    out: Folder = None,
+    changes: AsOptions[Changes] = Changes(),  # noqa: B008
+    setup: AsOptions[Setup] = Setup(),  # noqa: B008
 ) -> None:
     """Train a model of the ladder, or resume a stopped run: the same command does both.
 

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 from tyro.conf import Positional, arg
 
+from lerope.cli.options import File, Folder, Json
+from lerope.cli.tables import new_table
 from lerope.core.terminal import Console
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ def verify(
     run: Annotated[Path | None, arg(metavar="RUN", help_behavior_hint="")] = None,
     prompt: Annotated[str | None, arg(metavar="TEXT", help_behavior_hint="")] = None,
     num_tokens: int = 32,
-    engines: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
-    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
-    json_: Annotated[bool, arg(name="json")] = False,
+    engines: Folder = None,
+    out: File = None,
+    json_: Json = False,
 ) -> None:
     """Rebuild each engine's frequencies from exported files by its own formula, and run the installed engines.
 
@@ -73,9 +73,8 @@ def _wrong(found: "Verification") -> list[str]:
 def _show(found: "Verification", wrong: list[str]) -> None:
     console = Console()
     console.print("frequencies that each engine computes from the files, against those of the model")
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("engine", "largest difference", "attention factor", "table", "this architecture, run by us"):
-        table.add_column(heading, justify="right" if "f" in heading else "left")
+    texts = ("engine", "table", "this architecture, run by us")
+    table = new_table("engine", "largest difference", "attention factor", *texts[1:], text=texts)
     for row in found.tables:
         error = "" if row["error"] is None else f"{row['error']:.1e}"
         factor = "" if row["attention_factor"] is None else f"{row['attention_factor']:g}"
@@ -84,11 +83,7 @@ def _show(found: "Verification", wrong: list[str]) -> None:
         table.add_row(row["engine"], error, factor, verdict, ours)
     console.print(table)
     console.print(f"engines run on {found.settings['num_prompt_tokens']} tokens, against {found.reference}")
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("engine", "version", "logits off by", "same tokens", ""):
-        table.add_column(
-            heading, justify="right" if heading in ("logits off by", "same tokens") else "left", overflow="fold"
-        )
+    table = new_table("engine", "version", "logits off by", "same tokens", "", text=("engine", "version", ""))
     for ran in found.runs:
         allowed = found.settings["logit_tolerances"][ran["engine"]]
         error = "" if ran["logit_error"] is None else f"{ran['logit_error']:.1e} of {allowed:.0e}"

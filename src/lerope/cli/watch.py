@@ -1,12 +1,9 @@
 """lerope watch RUN ...: the report page, live, while runs train."""
 
-from pathlib import Path
-from typing import Annotated
-
-from tyro.conf import Positional, arg
+from lerope.cli.options import Runs
 
 
-def watch(runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...")], *, port: int = 8000) -> None:
+def watch(runs: Runs, *, port: int = 8000) -> None:
     """Serve the `lerope report` page on this machine, with curves that grow while runs train.
 
     Example: lerope watch runs/52M-lerope-42
