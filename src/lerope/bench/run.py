@@ -109,20 +109,16 @@ def run(
 
 
 def _carry_out(section: str, bench: Bench, found: Benchmark) -> None:
-    """Adds rows as they come, so that they are kept if later ones fail."""
+    """Adds rows as they come: `extend` keeps those that came before an error."""
     if section == "ceilings":
         found.ceilings.extend(ceilings.measure(bench))
     elif section == "rotary":
-        for rotated in rotary.measure(bench):
-            found.rotary.append(rotated)
-        for laid_out in rotary.measure_layouts(bench):
-            found.layouts.append(laid_out)
+        found.rotary.extend(rotary.measure(bench))
+        found.layouts.extend(rotary.measure_layouts(bench))
     elif section == "attention":
-        for attended in attention.measure(bench):
-            found.attention.append(attended)
+        found.attention.extend(attention.measure(bench))
     elif section == "head":
-        for scored in head.measure(bench):
-            found.head.append(scored)
+        found.head.extend(head.measure(bench))
     else:
         for steps, ratios in step.measure(bench):
             found.steps.extend(steps)

@@ -3,7 +3,7 @@
 import difflib
 import math
 from collections.abc import Iterable
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -59,6 +59,8 @@ def check_rotary_dim(head_dim: int, rotary_dim: int | None) -> int:
 def check_fields(value: Any) -> None:
     """Raises unless every field of a dataclass has the type that is written beside it."""
     for name, hint in get_type_hints(type(value)).items():
+        if get_origin(hint) is Literal:
+            check_choice(name, getattr(value, name), hint)
         try:
             msgspec.convert(getattr(value, name), hint, from_attributes=True)
         except msgspec.ValidationError:

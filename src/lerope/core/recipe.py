@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from lerope.core.checks import check_choice, check_count, check_number
+from lerope.core.checks import check_choice, check_count, check_fields, check_number
 from lerope.core.encoding import EncodingSpec
 from lerope.core.ladder import BATCH_TOKENS, LEARNING_RATE_INDEX, ROW_LENGTH, ModelConfig, compute, plan, rung
 
@@ -249,15 +249,6 @@ class Setup:
             check_count(field, getattr(self, field))
         if self.micro_batch_rows is not None:
             check_count("micro_batch_rows", self.micro_batch_rows)
-        choices_of = {
-            "parallel": Parallel,
-            "compile": Compile,
-            "graph": Graph,
-            "attention": Attention,
-            "kernel": Kernel,
-            "verify": Hashing,
-        }
-        for field, choices in choices_of.items():
-            check_choice(field, getattr(self, field), choices)
         for tracker in self.trackers:
             check_choice("trackers", tracker, Tracker)
+        check_fields(self)

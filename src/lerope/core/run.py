@@ -158,17 +158,9 @@ class Run:
 
     def save(self) -> None:
         """Writes run.json."""
-        write_json(
-            self.path / RUN,
-            _RunFile(
-                version=VERSION,
-                identity=self.identity,
-                finished=self.finished,
-                created=self.created,
-                starts=self.starts,
-                model_sha256=self.model_sha256,
-            ),
-        )
+        content = asdict(self)
+        del content["path"]
+        write_json(self.path / RUN, {"version": VERSION, **content})
 
 
 def is_run(path: Path) -> bool:

@@ -106,12 +106,8 @@ def _isolated(check: Callable[[], Verdict]) -> Verdict:
     try:
         return check()
     except Exception as error:  # of any kind: libraries, drivers and compilers fail in their own ways
-        return _failed(error)
-
-
-def _failed(error: Exception) -> Verdict:
-    message = str(error).strip()
-    return _broken(f"{type(error).__name__}: {message}" if message else type(error).__name__)
+        message = str(error).strip()
+        return _broken(f"{type(error).__name__}: {message}" if message else type(error).__name__)
 
 
 def _broken(message: str) -> Verdict:

@@ -6,7 +6,7 @@ Not needles, extrapolation and phasors.
 from dataclasses import dataclass
 from pathlib import Path
 
-from lerope.core.ladder import block_parameters, flops_per_token
+from lerope.core.ladder import compute, flops_per_token
 from lerope.data.hub import VALIDATION_TOKENS
 from lerope.launch.study import Command, PlannedRun, Study
 
@@ -46,7 +46,7 @@ def run_costs(study: Study, validation_tokens: int = VALIDATION_TOKENS) -> list[
     costs = []
     for run in study.runs:
         recipe = run.recipe(Path())
-        tokens = recipe.steps * recipe.batch_tokens
+        tokens = recipe.num_tokens
         each = flops_per_token(recipe.model, recipe.row_length)
         eval_tokens = _eval_tokens(run, validation_tokens)
         analyze_tokens = sum(
@@ -61,7 +61,7 @@ def run_costs(study: Study, validation_tokens: int = VALIDATION_TOKENS) -> list[
                 row_length=recipe.row_length,
                 steps=recipe.steps,
                 tokens=tokens,
-                compute=6 * block_parameters(recipe.model) * tokens,
+                compute=compute(recipe.model, tokens),
                 flops=each * tokens,
                 eval_tokens=eval_tokens,
                 eval_flops=each * eval_tokens // 3,

@@ -142,7 +142,7 @@ class _Queue:
 
     def _consider(self, run: PlannedRun) -> None:
         name, folder = run.name, self._out / run.name
-        if run.after is not None and not self._has_frequencies(run.after):
+        if run.after is not None and not self._is_trained(run.after):
             if run.after in self.failed:
                 self._fail(run, needs_failed(run))
             return
@@ -191,7 +191,7 @@ class _Queue:
         self.failed[run.name] = why
         self._say(f"{run.name}: failed; {why}")
 
-    def _has_frequencies(self, name: str) -> bool:
+    def _is_trained(self, name: str) -> bool:
         """Whether a run that others need is trained; problems with its folder are reported as its own failure."""
         try:
             return is_trained(self._runs[name], self._out, self._fingerprint)

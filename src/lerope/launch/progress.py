@@ -77,8 +77,8 @@ def difference(run: PlannedRun, out: Path, found: Run, data: str | None) -> str 
     """How the run found differs from the study's, in a sentence; None if they are the same.
 
     A precision that the study does not set is the machine's, which may not have been this one, and a vocabulary that it
-    does not set the data's. Frequencies from
-    another run are compared by value, not by path, so that a study's folder can be moved.
+    does not set the data's. Frequencies from another run are compared by value, not by path, so that a study's folder
+    can be moved.
 
     Args:
         run: the run of the study.

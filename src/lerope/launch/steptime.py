@@ -46,11 +46,6 @@ class StepTime:
         return self.compute_seconds + self.communication_seconds
 
     @property
-    def efficiency(self) -> float:
-        """Share of the longest step in which GPUs compute."""
-        return self.compute_seconds / self.longest_seconds
-
-    @property
     def read_bytes_per_second(self) -> float:
         """Of tokens, two bytes each, by all GPUs in the shortest step."""
         return 2 * self.tokens / self.shortest_seconds

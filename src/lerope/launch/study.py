@@ -4,7 +4,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from lerope.core.checks import check_fields, hint
-from lerope.core.encoding import FROZEN, EncodingSpec
+from lerope.core.encoding import FROZEN
 from lerope.core.own_code import own_code
 from lerope.core.recipe import CHANGES, Recipe, recipe
 from lerope.data.shards import Corpus, Manifest
@@ -155,15 +155,12 @@ def with_options(study: Study, command: str, *options: str) -> Study:
 
 def with_learning_rates(study: Study, rates: Mapping[str, float]) -> Study:
     """The same study with these learning rates by rung."""
-    return replace(
-        study,
-        runs=[replace(run, changes={**run.changes, "learning_rate": rates[run.rung]}) for run in study.runs],
-    )
+    return _changed(study, lambda run: {**run.changes, "learning_rate": rates[run.rung]})
 
 
 def shortened(study: Study, steps: int) -> Study:
     """The same study with this many steps in every run."""
-    return replace(study, runs=[replace(run, changes={**run.changes, "steps": steps}) for run in study.runs])
+    return _changed(study, lambda run: {**run.changes, "steps": steps})
 
 
 def with_vocabulary(study: Study, data: Path) -> Study:
@@ -173,6 +170,10 @@ def with_vocabulary(study: Study, data: Path) -> Study:
     def changes(run: PlannedRun) -> dict[str, Any]:
         return run.changes if run.recipe(Path()).model.vocab_size == found else {"vocab_size": found, **run.changes}
 
+    return _changed(study, changes)
+
+
+def _changed(study: Study, changes: Callable[[PlannedRun], dict[str, Any]]) -> Study:
     return replace(study, runs=[replace(run, changes=changes(run)) for run in study.runs])
 
 
@@ -186,11 +187,6 @@ def check_data(study: Study, data: Path) -> None:
                 f"{data} has a vocabulary of {found:,}, but {run.name} says {wanted:,}; leave vocab_size out of its "
                 f"changes, or prepare the data with --vocab-size {wanted}."
             )
-
-
-def label(encoding: str) -> str:
-    """An encoding's name in folder names."""
-    return EncodingSpec.parse(encoding).name
 
 
 def own_study(spec: str) -> Study:

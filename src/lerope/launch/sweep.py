@@ -15,7 +15,7 @@ from lerope.core.run import DIVERGED, is_run, provenance, read_metrics, read_run
 from lerope.core.signals import Stopped
 from lerope.data.shards import Corpus
 from lerope.launch.launcher import Launcher
-from lerope.launch.study import PlannedRun, Study, label
+from lerope.launch.study import PlannedRun, Study
 from lerope.results import LearningRateOptimum, LearningRatePrediction, Sweep, Trial
 from lerope.scaling.lr_search import fit_grid, learning_rate, next_index, optimum, upcoming
 
@@ -61,10 +61,10 @@ def sweep(
         for encoding in encodings:
             losses = losses_of(state, encoding)
             while (index := next_index(losses, start)) is not None:
-                folder = Path(label(encoding)) / f"lr-{index}"
                 if ahead is not None:
                     indices = upcoming(losses, start, _AT_ONCE)
-                    ahead(encoding, {each: out / label(encoding) / f"lr-{each}" for each in indices})
+                    ahead(encoding, {each: out / _folder(encoding, each) for each in indices})
+                folder = _folder(encoding, index)
                 losses[index] = objective(encoding, index, out / folder)
                 trial = _trial(encoding, index, losses[index], folder)
                 state = replace(state, trials=[*state.trials, trial], provenance=provenance())
@@ -75,6 +75,10 @@ def sweep(
             state = replace(state, optima=[*others, _optimum(encoding, losses)])
             state.save(out / SWEEP)
     return state
+
+
+def _folder(encoding: str, index: int) -> Path:
+    return Path(EncodingSpec.parse(encoding).name, f"lr-{index}")
 
 
 def training(
