@@ -1,9 +1,10 @@
 """What a rank of many holds at the worst moment of a step, counted tensor by tensor on a machine with neither.
 
-    python -m tests.launch.fake_ranks RUNG WORLD_SIZE fsdp|hybrid|ddp ROWS [recompute]
+    python -m tests.launch.fake_ranks RUNG WORLD_SIZE,fsdp|hybrid|ddp ...
 
 torch's fake process group has as many ranks as are asked for and moves nothing, and fake tensors have shapes and no
-memory. Model, sharding and optimizer are those of `lerope train`; blocks are not compiled. Prints bytes.
+memory. Model, sharding and optimizer are those of `lerope train`; blocks are not compiled. Prints bytes, with one row
+at a time, for each number of ranks and way to share.
 """
 
 import sys
@@ -61,7 +62,7 @@ class Held(TorchDispatchMode):
         return total
 
 
-def held_bytes(name, world_size, parallel, rows, recompute):
+def held_bytes(name, world_size, parallel):
     """The most bytes that the first rank holds in two micro-batches, in the second of which there are gradients.
 
     The optimizer's own step, which is in place, is left out: DTensor would try it on whole tensors first, which here
@@ -72,22 +73,24 @@ def held_bytes(name, world_size, parallel, rows, recompute):
     with torch.device("meta"):
         model = Transformer(rung(name), encoding)
     model.use_kernel("reference")
-    model.recompute = recompute
     if parallel != "ddp":
         _shard(model, parallel, Ranks(0, world_size, min(8, world_size), torch.device("cpu")))
     with FakeTensorMode(allow_non_fake_inputs=True), Held() as held:
         model.to_empty(device="cpu")
         optimizer = torch.optim.AdamW(lerope.param_groups(model, 1e-3, 0.1), fused=True)
         checkpoint.prepare_moments(optimizer, 0)
-        tokens = torch.zeros(rows, LENGTH, dtype=torch.long)
-        positions = torch.arange(LENGTH).repeat(rows, 1)
+        tokens = torch.zeros(1, LENGTH, dtype=torch.long)
+        positions = torch.arange(LENGTH)[None]
         for _ in range(2):
             with torch.autocast("cpu", torch.bfloat16):
                 loss = model(tokens, positions, targets=tokens)
             loss.backward()
+    dist.destroy_process_group()
     return held.most
 
 
 if __name__ == "__main__":
-    name, world_size, parallel, rows, *rest = sys.argv[1:]
-    print(held_bytes(name, int(world_size), parallel, int(rows), rest == ["recompute"]))
+    name, *ways = sys.argv[1:]
+    for way in ways:
+        number, _, parallel = way.partition(",")
+        print(held_bytes(name, int(number), parallel))

@@ -22,7 +22,6 @@ from lerope.launch.study import (
     PlannedRun,
     Study,
     grid,
-    label,
     measured,
     prepare_command,
     shortened,
@@ -163,14 +162,6 @@ def test_a_file_of_frequencies_lies_where_the_study_does():
     assert frozen.recipe(Path("out")).encoding == "out/217M-lerope-43/model/frequencies.json"
 
 
-def test_labels():
-    assert [label(each) for each in ("rope", "lerope,sharing=head", "a/run/model/frequencies.json")] == [
-        "rope",
-        "lerope-sharinghead",
-        "frozen-run",
-    ]
-
-
 OWN = """
 from lerope.launch.study import Study, grid
 
@@ -223,22 +214,30 @@ def lerope(command):
     assert end.value.code == 0, command
 
 
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory):
+    return tmp_path_factory.mktemp("studies")
+
+
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_study_trains(name, data, tmp_path, tiny_demo):
-    """In this process and with a tiny model, through the commands that a launcher gives to processes of their own."""
+def test_every_study_trains(name, data, studies, tiny_demo):
+    """In this process and with a tiny model, through the commands that a launcher gives to processes of their own.
+
+    In one folder: a run that several studies have is trained once, and the others find it finished.
+    """
     study = in_small(study_named(name), steps=2)
     for run in study.runs:
-        train, evaluate, *_ = run.commands(data, tmp_path)
+        train, evaluate, *_ = run.commands(data, studies)
         lerope(train)
-        assert read_run(tmp_path / run.name).finished
-        assert evaluate[:2] == ["eval", str(tmp_path / run.name)]
+        assert read_run(studies / run.name).finished
+        assert evaluate[:2] == ["eval", str(studies / run.name)]
     if name == "fixed":
-        source, frozen = (tmp_path / study.runs[i].name / "model" / "frequencies.json" for i in (3, 4))
+        source, frozen = (studies / study.runs[i].name / "model" / "frequencies.json" for i in (3, 4))
         learned, used = (
             re.search(r'"frequencies": \[.*?\]', path.read_text(), re.DOTALL).group() for path in (source, frozen)
         )
         assert learned == used
-        lerope(["eval", str(tmp_path / study.runs[-1].name)])
+        lerope(["eval", str(studies / study.runs[-1].name)])
 
 
 def test_a_run_that_starts_from_another_of_its_study(data, tmp_path, tiny_demo):
