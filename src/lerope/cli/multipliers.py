@@ -81,11 +81,8 @@ def _show(found: "Multipliers") -> None:
 
 def _fits(found: "Multipliers") -> Table:
     """One row per fit; the joint one has a row per method and one for its overall error."""
-    fits: dict[tuple[str, str | None], dict[str, float]] = {}
-    for fit in found.fits:
-        fits.setdefault((fit["estimator"], fit["method"]), {})[fit["parameter"]] = fit["value"]
     table = new_table("method", "estimator", "E", "A", "alpha", "RMSE, nats", text=("method", "estimator"))
-    for (estimator, method), values in fits.items():
+    for (estimator, method), values in found.parameters().items():
         exponents = [f"{values[name]:.5f}" for name in ("alpha", "c1", "c2") if name in values]
         scales = [f"{values[name]:.4g}" if name in values else "" for name in ("E", "A")]
         table.add_row(method or "all", estimator, *scales, " then ".join(exponents), f"{values['rmse']:.2e}")

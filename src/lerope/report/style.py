@@ -106,13 +106,13 @@ class Look:
         return {"color": self.colour, "linestyle": self.line}
 
 
-_FAMILIES = {
-    "rope": Look("RoPE", BLUE, "o", "-"),
-    "prope": Look("p-RoPE", ORANGE, "s", "--"),
-    "lerope": Look("LeRoPE", VERMILLION, "^", (0, (5, 1, 1, 1))),
-    "frozen": Look("Frozen", GREEN, "D", (0, (3, 1, 1, 1, 1, 1))),
-    "preset": Look("Preset", SKY, "X", (0, (6, 2, 2, 2))),
-    "nope": Look("NoPE", PURPLE, "v", ":"),
+_FAMILIES: dict[str, tuple[str, str, Any]] = {
+    "rope": (BLUE, "o", "-"),
+    "prope": (ORANGE, "s", "--"),
+    "lerope": (VERMILLION, "^", (0, (5, 1, 1, 1))),
+    "frozen": (GREEN, "D", (0, (3, 1, 1, 1, 1, 1))),
+    "preset": (SKY, "X", (0, (6, 2, 2, 2))),
+    "nope": (PURPLE, "v", ":"),
 }
 _VARIANTS: tuple[tuple[str, Any], ...] = (
     ("h", (0, (1, 1))),
@@ -135,12 +135,12 @@ def look(method: str, others: Iterable[str] = ()) -> Look:
         others: every method of the figure, so that variants of one method are told apart.
     """
     spec = EncodingSpec.parse(method)
-    if spec.method in _FAMILIES:
-        return _FAMILIES[spec.method]
-    family = _FAMILIES.get(spec.family, Look(spec.family, BLACK, "P", "-"))
-    variants = sorted({other for other in others if other not in _FAMILIES} | {method})
-    marker, line = _VARIANTS[variants.index(method) % len(_VARIANTS)]
-    return Look(method_label(method), family.colour, marker, line, filled=False)
+    colour, marker, line = _FAMILIES.get(spec.family, (BLACK, "P", "-"))
+    is_plain = spec.method in _FAMILIES
+    if not is_plain:
+        variants = sorted({other for other in others if other not in _FAMILIES} | {method})
+        marker, line = _VARIANTS[variants.index(method) % len(_VARIANTS)]
+    return Look(spec.label, colour, marker, line, filled=is_plain)
 
 
 def order(methods: Iterable[str]) -> list[str]:

@@ -137,3 +137,10 @@ class Multipliers(Result):
     fits: list[FitParameter]
     notes: list[str]
     """What was left out, and why."""
+
+    def parameters(self) -> dict[tuple[str, str | None], dict[str, float]]:
+        """Of each fit, by estimator and method; the joint one has an overall error of no method."""
+        fits: dict[tuple[str, str | None], dict[str, float]] = {}
+        for fit in self.fits:
+            fits.setdefault((fit["estimator"], fit["method"]), {})[fit["parameter"]] = fit["value"]
+        return fits

@@ -42,7 +42,7 @@ def floors(bundle: Bundle) -> Table:
         names = order(row["method"] for row in found.multipliers)
         learned = [name for name in names if EncodingSpec.parse(name).family == "lerope"]
         for (estimator, method), parameters in sorted(
-            _fits(found).items(), key=lambda pair: pair[1].get("E", math.inf)
+            found.parameters().items(), key=lambda pair: pair[1].get("E", math.inf)
         ):
             if method == found.baseline and estimator not in (SHARED, "hinge"):
                 for name in learned:
@@ -64,7 +64,7 @@ def fits(bundle: Bundle) -> Table:
     """Fits of loss against compute: of the baseline alone, and of all methods with one floor."""
     rows: list[list[Cell]] = []
     found = ladder(bundle)
-    parameters = {} if found is None else _fits(found)
+    parameters = {} if found is None else found.parameters()
     names = [*order(name for _, name in parameters if name is not None), None]
     for estimator, name in ((estimator, name) for estimator in (FITTED, SHARED) for name in names):
         if (values := parameters.get((estimator, name))) is not None:
@@ -77,14 +77,6 @@ def fits(bundle: Bundle) -> Table:
     columns += [Column("alpha", ".5f"), Column("RMSE, nats", ".2e")]
     caption = "Least-squares fits of L = E + A C^-alpha; with a shared E, the last row has the error over all methods."
     return Table("fits", caption, columns, rows)
-
-
-def _fits(found: Multipliers) -> dict[tuple[str, str | None], dict[str, float]]:
-    """Parameters by estimator and method."""
-    fits: dict[tuple[str, str | None], dict[str, float]] = {}
-    for item in found.fits:
-        fits.setdefault((item["estimator"], item["method"]), {})[item["parameter"]] = item["value"]
-    return fits
 
 
 def _of(found: Multipliers, name: str, estimator: str) -> dict[str | None, float | None]:
