@@ -227,11 +227,7 @@ def _timed(
         order = random.Random(0)
         before: Moment | None = None
         pending: list[tuple[str, Moment, Moment]] = []
-        for number in range(watch.rounds):
-            if number:
-                if watch.signals.received is not None:
-                    break
-                watch.display.show(f"steps of {rung}: round {number} of {watch.rounds}")
+        for _ in watch.each_round(f"steps of {rung}"):
             for name in order.sample(list(alive), len(alive)):
                 start = Moment(bench.device)
                 try:

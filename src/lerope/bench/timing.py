@@ -10,7 +10,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,6 +104,19 @@ class Stopwatch:
         cache: int = torch.cuda.get_device_properties(self.device).L2_cache_size
         return max(1, math.ceil(4 * cache / num_bytes))
 
+    def each_round(self, what: str) -> Iterator[None]:
+        """Rounds, at least one, until there are enough or a signal ends them.
+
+        Args:
+            what: a few words for the progress line.
+        """
+        yield
+        for number in range(1, self.rounds):
+            if self.signals.received is not None:
+                return
+            self.display.show(f"{what}: round {number} of {self.rounds}")
+            yield
+
     def measure(self, what: str, candidates: Sequence[Candidate], parts: Sequence[str]) -> dict[tuple[str, str], Times]:
         """Times by candidate and part; one that raises has a note instead.
 
@@ -132,11 +145,7 @@ class Stopwatch:
                     found[key] = Times(note=reason(error))
         samples: dict[tuple[str, str], list[float]] = {key: [] for key in ready}
         order = random.Random(0)
-        for number in range(self.rounds):
-            if number:
-                if self.signals.received is not None:
-                    break
-                self.display.show(f"{what}: round {number} of {self.rounds}")
+        for _ in self.each_round(what):
             for key in order.sample(list(ready), len(ready)):
                 if key not in found:
                     try:

@@ -257,18 +257,15 @@ def _slowest_sentence(slowest: "SlowestRemovals") -> str:
 
 def _suppression_sentence(frequencies: "LearnedFrequencies") -> str:
     sets = frequencies.sets
-    firsts = [(row["suppressed_from"], row["suppressed_rope_wavelength"]) for row in sets]
-    counts = ", ".join(
-        f"{sum(row[field] for row in sets)} {word}"  # type: ignore[literal-required]
-        for field, word in (("num_aliased", "aliased"), ("num_dead", "dead"))
-    )
-    counts += f" of {len(frequencies.bands)} bands."
-    known = [first for first, _ in firsts if first is not None]
+    aliased, dead = sum(row["num_aliased"] for row in sets), sum(row["num_dead"] for row in sets)
+    counts = f"{aliased} aliased, {dead} dead of {len(frequencies.bands)} bands."
+    known = [row["suppressed_from"] for row in sets if row["suppressed_from"] is not None]
     if not known:
         return f"No band is suppressed; {counts}"
     if len(sets) > 1:
         return f"Bands are suppressed in {len(known)} of {len(sets)} sets, from band {min(known)} on; {counts}"
-    return f"Suppressed from band {known[0]} on, where RoPE's wavelength is {_tokens(firsts[0][1])} tokens; {counts}"
+    limit = _tokens(sets[0]["suppressed_rope_wavelength"])
+    return f"Suppressed from band {known[0]} on, where RoPE's wavelength is {limit} tokens; {counts}"
 
 
 def _side_by_side(found: list[_Analysis]) -> Table:
