@@ -215,7 +215,8 @@ def verdict(made: list[Row]) -> str:
     parts = [f"{' and '.join(words) or 'neither'}: {', '.join(labels)}" for words, labels in order]
     if SIDES not in groups:
         parts.insert(0, "both: none")
-    text = f"**Which conditions candidates meet** (by means, without intervals): {'; '.join(parts)}."
+    seeds = "one seed" if max(row.num_seeds for row in made) == 1 else "over seeds"
+    text = f"**Which conditions candidates meet** (by means, without intervals, {seeds}): {'; '.join(parts)}."
     if all(row.kept is None for row in made):
         text += " LeRoPE's own gain inside is not told from noise here, so that no share of it can be met."
     return text
