@@ -122,7 +122,7 @@ def _scored(label: str, runs: Runs, usual: Runs, effects: dict[str, MethodEffect
         kept=kept,
         beyond={windows: _perplexity(scored, windows, "none", 0.0) for windows in SPANS},
         extended={way: _perplexity(scored, (1, TIMES), *way) for way in _ways(scored)},
-        wavelength=", ".join(f"{found:.1f}" for files in runs if (found := _wavelength(files)) is not None),
+        wavelength=", ".join(filter(None, map(_wavelength, runs))),
         step=fmean(steps) / fmean(steps_of_rope) if steps and steps_of_rope else None,
     )
     if BY_POSITION not in as_it_is.extended:
@@ -277,10 +277,13 @@ def _perplexity(results: list[Extrapolation], windows: tuple[int, int], method: 
     return math.exp(fmean(losses))
 
 
-def _wavelength(files: RunFiles) -> float | None:
-    """Of the band that varies most, in windows."""
+def _wavelength(files: RunFiles) -> str:
+    """Of the band that varies most, in windows; in parentheses where it does not stand out."""
     found = files.result(Bands)
-    return None if found is None or not found.dominant_wavelength else found.dominant_wavelength / found.train_length
+    if found is None or not found.dominant_wavelength:
+        return ""
+    words = f"{found.dominant_wavelength / found.train_length:.1f}"
+    return words if found.stands_out else f"({words})"
 
 
 def _step(files: RunFiles) -> float | None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -17,7 +18,7 @@ from lerope.core.preset import preset_names, read_preset
 from lerope.core.recipe import CHANGES
 from lerope.core.run import read_run
 from lerope.launch.study import PlannedRun, Study, grid
-from lerope.results import Evaluation, Extrapolation, ExtrapolationRow
+from lerope.results import Bands, Evaluation, Extrapolation, ExtrapolationRow
 from lerope.results.token_losses import loss_arrays
 from lerope.scaling.presets import make_preset
 from tests.report.example import LENGTH, write_example
@@ -233,6 +234,19 @@ def test_other_archives_make_the_page_stale(tmp_path):
     write_run(tmp_path / "english" / "another", "rope")
     assert page.digest(tmp_path) not in before
     assert page.page(tmp_path) != before
+
+
+def test_a_wavelength_of_a_band_that_does_not_stand_out_is_in_parentheses():
+    """It is that of a band among equals."""
+    assert reach._wavelength(bands_of(dominance=2.5)) == "2.0"
+    assert reach._wavelength(bands_of(dominance=1.02)) == "(2.0)"
+
+
+def bands_of(dominance: float) -> Any:
+    """A run of which only its bands are asked."""
+    found = Bands(run={}, settings={}, provenance={}, train_length=256, dominant_band=14, dominant_wavelength=512.0,
+                  dominance=dominance, bands=[], layers=[])  # fmt: skip
+    return SimpleNamespace(result=lambda kind: found)
 
 
 WINDOW = 1000
