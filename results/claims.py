@@ -119,9 +119,10 @@ def printed_difference(method: str, rung: str = "52M") -> float:
 
 def interval(effect: MethodEffect) -> tuple[float, float, str]:
     """The 95 % interval over all that was varied, and over what in words."""
+    documents = f"{effect['num_documents']:,} documents"
     if effect["both_low"] is not None and effect["both_high"] is not None:
-        return effect["both_low"], effect["both_high"], f"{effect['num_seeds']} seeds and documents"
-    return effect["documents_low"], effect["documents_high"], "documents alone, one seed"
+        return effect["both_low"], effect["both_high"], f"{effect['num_seeds']} seeds and {documents}"
+    return effect["documents_low"], effect["documents_high"], f"{documents} alone, one seed"
 
 
 def _against_rope(comparison: Comparison | None, method: str, rung: str = "52M") -> MethodEffect | None:
@@ -185,13 +186,13 @@ def _every_seed(text: Archive) -> Claim:
     for row in found.losses if found is not None else []:
         by_seed.setdefault(row["method"], {})[row["seed"]] = row["loss"]
     seeds = sorted(by_seed.get("rope", {}).keys() & by_seed.get("lerope", {}).keys())
-    if not seeds:
-        return claim
+    if len(seeds) < 2:
+        return claim  # one seed is every seed, whatever it says
     ahead = sum(by_seed["lerope"][seed] < by_seed["rope"][seed] for seed in seeds)
     return replace(
         claim,
-        measured=f"{ahead} of {len(seeds)} seed{'s' * (len(seeds) > 1)}",
-        verdict=of_seeds(AGREES if ahead == len(seeds) else DIFFERS, len(seeds)),
+        measured=f"{ahead} of {len(seeds)} seeds",
+        verdict=AGREES if ahead == len(seeds) else DIFFERS,
     )
 
 
@@ -367,11 +368,14 @@ def _reach(text: Archive) -> list[Claim]:
             (row["extrapolated_perplexity"] for row in _ways(files) if row["method"] == method and _usual(row)), None
         )
 
+    scored = [found for files in text.files(text.studies.effect()) if (found := files.result(Extrapolation))]
+    ends = sorted({f"{found.settings['to'] / found.settings['train_length']:g}" for found in scored})
+    what = f"perplexity of tokens from 1 window to {' or '.join(ends)}"
     return [
         _paired(text, "reach", "beyond the window LeRoPE, not extended, loses more than RoPE", perplexity("none"), 1,
-                "perplexity of tokens beyond the window"),
+                what),
         _paired(text, "reach", "with YaRN LeRoPE leads beyond the window", perplexity("yarn"), -1,
-                "perplexity of tokens beyond the window, c = 0.1"),
+                f"{what}, c = 0.1"),
     ]  # fmt: skip
 
 
@@ -393,12 +397,26 @@ def _needle(text: Archive) -> list[Claim]:
             return None
         return sum(cell["num_correct"] for cell in found.totals) / sum(cell["num_samples"] for cell in found.totals)
 
+    cells = [cell for files in text.files(text.studies.effect(), "rope", "lerope")
+             if (found := needle(files, long=False)) is not None for cell in found.totals]  # fmt: skip
+    guessed = sum(cell["num_samples"] / (1 + cell["num_distractors"]) for cell in cells)
+    note = (
+        f"who picks one of a prompt's values finds {guessed / sum(cell['num_samples'] for cell in cells):.4g}"
+        if cells
+        else ""
+    )
     return [_paired(text, "needle", "LeRoPE finds more values among distractors than RoPE (2.52B)", rate, 1,
-                    "share of values found")]  # fmt: skip
+                    "share of values found", note)]  # fmt: skip
 
 
 def _paired(
-    text: Archive, study: str, paper: str, value: Callable[[RunFiles], float | None], sign: int, what: str
+    text: Archive,
+    study: str,
+    paper: str,
+    value: Callable[[RunFiles], float | None],
+    sign: int,
+    what: str,
+    note: str = "",
 ) -> Claim:
     """A claim that LeRoPE's value is above (sign 1) or below RoPE's, seed by seed."""
     by_method: dict[str, dict[int, float]] = {"rope": {}, "lerope": {}}
@@ -412,5 +430,5 @@ def _paired(
     right = sum(sign * (lerope - rope) > 0 for rope, lerope in pairs)
     words = "; ".join(f"RoPE {rope:.4g}, LeRoPE {lerope:.4g}" for rope, lerope in pairs)
     verdict = AGREES if right == len(pairs) else DIFFERS if right == 0 else NOISE
-    note = f"{right} of {len(seeds)} seeds" * (len(seeds) > 1)
-    return Claim(study, paper, f"{what}: {words}", of_seeds(verdict, len(seeds)), note)
+    notes = [f"{right} of {len(seeds)} seeds"] * (len(seeds) > 1) + [note] * bool(note)
+    return Claim(study, paper, f"{what}: {words}", of_seeds(verdict, len(seeds)), "; ".join(notes))

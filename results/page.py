@@ -63,9 +63,10 @@ lerope ladder results/campaign.py:effect --data data/english --out runs/english 
 make results
 ```
 
-The paper trains on C4, and we on the texts below, with the paper's recipe but for the number of steps and the learning
-rate. So differences between encodings can be compared with the paper's, and absolute losses cannot. (Runs on a CPU,
-where there are any, have a part and a table of their own: they are much smaller than any of the paper's.)
+The paper trains on C4, and we on the texts below, some of them more than once, with the paper's recipe but for the
+number of steps, the warm-up, a seventh of them, and the learning rate, half the paper's. So differences between
+encodings can be put beside the paper's, and absolute losses cannot. (Runs on a CPU, where there are any, have a part
+and a table of their own: they are much smaller than any of the paper's, with rates of their own.)
 """
 
 
@@ -144,13 +145,16 @@ def readme_part(folder: Path) -> str:
         name = {"lerope": "**LeRoPE**", "prope": "p-RoPE"}.get(effect["method"], effect["method"])
         rows.append(f"| {name} | {effect['loss']:.4f} | {effect['difference']:+.4f} | {low:+.4f} to {high:+.4f} |")
     head = "| 52M, 4,000 steps | loss, nats per token | difference | 95 % interval |\n|---|---|---|---|\n"
-    tokens = max(files.run.starts[-1].num_data_tokens or 0 for files in text.runs.values())
-    sentence = f"Over {over}; runs of this repository, {tokens / 1e6:.0f} million tokens of English. "
+    pair = text.files(campaign.effect())
+    tokens = max(files.run.starts[-1].num_data_tokens or 0 for files in pair)
+    times = pair[0].run.recipe.num_tokens / tokens if tokens else 0
+    sentence = f"Over {over}; runs of this repository, {tokens / 1e6:.0f} million tokens of English"
+    sentence += f", read {times:.1f} times. " if times else ". "
     sentence += "[All results](docs/results.md), claim by claim."
     caption = (
         "*a: learned wavelengths beside RoPE's; dashed, the window. b: LeRoPE's loss less RoPE's by position, with "
     )
-    caption += "95 % intervals over documents. c: values found among distractors.*"
+    caption += "95 % intervals over documents. c: values found among distractors; dotted, picking one of them blindly.*"
     image = f"![Learned wavelengths, the loss by position, values found]({PICTURE.relative_to(ROOT)})"
     return "\n\n".join([f"{head}{chr(10).join(rows)}", sentence, image, caption])
 

@@ -49,6 +49,8 @@ def draw(text: Archive) -> Any:
         places = range(len(rates))
         needles.plot(places, list(rates.values()), **drawn.both, label=drawn.label)
         needles.set_xticks(places, [str(number) for number in rates])
+        guesses = [1 / (1 + number) for number in rates]
+        needles.plot(places, guesses, color=GUIDE, ls=":", lw=0.9, zorder=0)
     needles.set(xlabel="distractors", ylabel="values found (share)")
     needles.set_ylim(bottom=0)
     handles, labels = needles.get_legend_handles_labels()

@@ -122,7 +122,7 @@ def _scored(label: str, runs: Runs, usual: Runs, effects: dict[str, MethodEffect
         kept=kept,
         beyond={windows: _perplexity(scored, windows, "none", 0.0) for windows in SPANS},
         extended={way: _perplexity(scored, (1, TIMES), *way) for way in _ways(scored)},
-        wavelength=", ".join(f"{found:.1f}" for files in runs if (found := _wavelength(files)) is not None),
+        wavelength=", ".join(filter(None, map(_wavelength, runs))),
         step=fmean(steps) / fmean(steps_of_rope) if steps and steps_of_rope else None,
     )
     if BY_POSITION not in as_it_is.extended:
@@ -215,7 +215,8 @@ def verdict(made: list[Row]) -> str:
     parts = [f"{' and '.join(words) or 'neither'}: {', '.join(labels)}" for words, labels in order]
     if SIDES not in groups:
         parts.insert(0, "both: none")
-    text = f"**Which conditions candidates meet** (by means, without intervals): {'; '.join(parts)}."
+    seeds = "one seed" if max(row.num_seeds for row in made) == 1 else "over seeds"
+    text = f"**Which conditions candidates meet** (by means, without intervals, {seeds}): {'; '.join(parts)}."
     if all(row.kept is None for row in made):
         text += " LeRoPE's own gain inside is not told from noise here, so that no share of it can be met."
     return text
@@ -276,10 +277,13 @@ def _perplexity(results: list[Extrapolation], windows: tuple[int, int], method: 
     return math.exp(fmean(losses))
 
 
-def _wavelength(files: RunFiles) -> float | None:
-    """Of the band that varies most, in windows."""
+def _wavelength(files: RunFiles) -> str:
+    """Of the band that varies most, in windows; in parentheses where it does not stand out."""
     found = files.result(Bands)
-    return None if found is None or not found.dominant_wavelength else found.dominant_wavelength / found.train_length
+    if found is None or not found.dominant_wavelength:
+        return ""
+    words = f"{found.dominant_wavelength / found.train_length:.1f}"
+    return words if found.stands_out else f"({words})"
 
 
 def _step(files: RunFiles) -> float | None:

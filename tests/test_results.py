@@ -2,11 +2,13 @@
 
 import importlib
 import math
+import re
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -16,7 +18,7 @@ from lerope.core.preset import preset_names, read_preset
 from lerope.core.recipe import CHANGES
 from lerope.core.run import read_run
 from lerope.launch.study import PlannedRun, Study, grid
-from lerope.results import Evaluation, Extrapolation, ExtrapolationRow
+from lerope.results import Bands, Evaluation, Extrapolation, ExtrapolationRow
 from lerope.results.token_losses import loss_arrays
 from lerope.scaling.presets import make_preset
 from tests.report.example import LENGTH, write_example
@@ -94,6 +96,16 @@ def test_planted_differences_are_found(tmp_path):
     assert part in readme
 
 
+def test_one_seed_is_not_every_seed(tmp_path):
+    """It would count one difference twice."""
+    write_study(tmp_path / "english", campaign.effect(), lambda run: 3.0 - 0.0099 * (run.encoding == "lerope"))
+    for path in (tmp_path / "english").glob("52M-*-4[34]"):
+        shutil.rmtree(path)
+    found = by_text(claims.claims(claims.Archive(tmp_path / "english"), claims.Archive(tmp_path / "code")))
+    assert found["LeRoPE is ahead of RoPE with every seed"].verdict == claims.WAITING
+    assert "documents alone, one seed" in found["LeRoPE against RoPE at 52M"].measured
+
+
 def test_a_gain_at_some_sizes_only_is_not_agreement(tmp_path):
     gains = {("19M", "lerope"): -0.01, ("52M", "lerope"): -0.01, ("217M", "lerope"): 0.01}
     write_study(tmp_path / "english", campaign.size(), lambda run: 3.0 + gains.get((run.rung, run.encoding), 0.0))
@@ -155,7 +167,8 @@ def test_the_readme_s_table_has_one_set_of_seeds(tmp_path):
     part = page.readme_part(tmp_path)
     assert "| RoPE | 3.1000 | | |\n| **LeRoPE** | 3.0900 |" in part
     assert "p-RoPE" not in part
-    assert "Over 3 seeds and documents;" in part
+    assert re.search(r"Over 3 seeds and \d+ documents;", part)
+    assert "tokens of English, read " in part
 
 
 def test_needles_count_however_they_were_measured(tmp_path, monkeypatch):
@@ -169,6 +182,8 @@ def test_needles_count_however_they_were_measured(tmp_path, monkeypatch):
             file.rename(file.with_stem("needle-precision-bf16"))
     (found,) = claims._needle(claims.Archive(tmp_path / "english"))
     assert found.verdict != claims.WAITING
+    # With 1, 3, 7, 15 and 31 distractors, as often each.
+    assert "picks one of a prompt's values finds 0.1938" in found.note
 
 
 def test_lengths_without_a_band_that_stands_out_are_measured(tmp_path, monkeypatch):
@@ -219,6 +234,19 @@ def test_other_archives_make_the_page_stale(tmp_path):
     write_run(tmp_path / "english" / "another", "rope")
     assert page.digest(tmp_path) not in before
     assert page.page(tmp_path) != before
+
+
+def test_a_wavelength_of_a_band_that_does_not_stand_out_is_in_parentheses():
+    """It is that of a band among equals."""
+    assert reach._wavelength(bands_of(dominance=2.5)) == "2.0"
+    assert reach._wavelength(bands_of(dominance=1.02)) == "(2.0)"
+
+
+def bands_of(dominance: float) -> Any:
+    """A run of which only its bands are asked."""
+    found = Bands(run={}, settings={}, provenance={}, train_length=256, dominant_band=14, dominant_wavelength=512.0,
+                  dominance=dominance, bands=[], layers=[])  # fmt: skip
+    return SimpleNamespace(result=lambda kind: found)
 
 
 WINDOW = 1000

@@ -22,7 +22,7 @@ def compare(
         baseline: the method that others are compared with; rope, or the first, unless given.
         reference: the method whose gain counts as all of it; lerope where it was run, unless given.
         evaluation: which file of `results` to compare.
-        num_resamples: of the bootstrap over documents.
+        num_resamples: of the bootstrap over documents, which shares of a gain have.
     """
     study = read_study(paths, evaluation)
     baseline = as_method(baseline or default_baseline(study))

@@ -110,7 +110,7 @@ class Rung:
         total = float(self.tokens.sum())
         return _Pairs(
             seeds=seeds,
-            effect=effect(one - other, self.tokens, self._num_resamples),
+            effect=effect(one - other, self.tokens),
             loss=float(one.sum(1).mean()) / total,
             baseline_loss=float(other.sum(1).mean()) / total,
             by_position=gap_by_position(gap, self._binned),

@@ -13,7 +13,8 @@ NAME = "needle-distractors"
 TITLE = "Needles among distractors, within the train length"
 CAPTION = (
     "Share of prompts whose greedy answer is the gold value, over all depths, with Wilson's 95 % interval, at the "
-    "longest prompts within the train length. Where no run finds any, the log-odds of the gold value instead."
+    "longest prompts within the train length; dotted, the share that picking one of the prompt's values blindly would "
+    "find. Where no run finds any, the log-odds of the gold value instead."
 )
 _SIZE = (COLUMN, 2.5)
 _MOST = 6
@@ -50,6 +51,7 @@ def draw(bundle: Bundle) -> Any:
     axes.set_xticks(range(len(numbers)), [f"{number}" for number in numbers])
     axes.set_xlabel("distractors (key and value pairs)")
     if rates:
+        axes.plot(range(len(numbers)), [1 / (1 + n) for n in numbers], color=GUIDE, ls=":", lw=0.9, zorder=0)
         axes.set(ylabel="exact match (share of prompts)", ylim=(-0.03, 1.03))
     else:
         axes.axhline(0, color=GUIDE, lw=0.6, zorder=0)
