@@ -30,6 +30,7 @@ from lerope.core.encoding import Layout
 from lerope.core.signals import Signals
 from lerope.core.terminal import Display
 from lerope.data.shards import Tokens
+from lerope.evaluate.scorer import as_tensor
 from lerope.model.transformer import Transformer
 from lerope.results import Arrays, PhasorBand, Phasors
 from lerope.rotary.rotate import Rotation
@@ -250,7 +251,7 @@ def _run(
     """Forwards and backwards; what the layers of `theta` did, and the row's part of the loss."""
     encoding = model.encoding
     device = next(iter(theta.values())).device
-    tokens = torch.from_numpy(row.astype("int64")).to(device)
+    tokens = as_tensor(row).to(device)
     positions = torch.arange(len(row) - 1, device=device)
     records: dict[int, _Record] = {}
     rotations: list[Rotation] = []

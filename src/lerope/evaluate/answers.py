@@ -3,13 +3,12 @@
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
 
-from lerope.data.shards import Tokens
 from lerope.evaluate.haystack import Prompt
+from lerope.evaluate.scorer import Scorer
 from lerope.evaluate.work import Floats, in_batches
 from lerope.train.parallel import Ranks
 
@@ -27,17 +26,7 @@ class Place(NamedTuple):
     sample: int
 
 
-class Predictor(Protocol):
-    """What a Scorer does for the needle test."""
-
-    def log_probabilities(
-        self, rows: Sequence[Tokens], last: Sequence[int], lengths: Sequence[int] | None = None
-    ) -> list[Tensor]:
-        """The log-probabilities of all tokens in place of each row's last tokens: (last, vocab_size) per row."""
-        ...
-
-
-def ask(scorer: Predictor, prompts: Sequence[Prompt]) -> Floats:
+def ask(scorer: Scorer, prompts: Sequence[Prompt]) -> Floats:
     """The outcome, gold's log-probability per token, the mean and the worst margin of each prompt: (prompts, 4).
 
     One pass over each prompt followed by its gold value tells whether the greedy answer is gold: it is if and only
@@ -83,7 +72,7 @@ def _margins(prompt: Prompt, scores: Floats) -> list[float]:
 
 
 def ask_all(
-    scorer: Predictor,
+    scorer: Scorer,
     prompt: Callable[[Place], Prompt],
     places: Sequence[Place],
     *,

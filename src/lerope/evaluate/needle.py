@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from lerope.core.checks import check_choice, check_count, check_number
 from lerope.core.recipe import Precision
-from lerope.core.run import TOKENIZER, Run, finished_run
-from lerope.data.tokenizer import Tokenizer
+from lerope.core.run import Run, finished_run
 from lerope.evaluate.answers import DISTRACTOR, GOLD, OTHER, Place, ask_all
+from lerope.evaluate.documents import run_tokenizer
 from lerope.evaluate.filler import load_filler
 from lerope.evaluate.haystack import Haystacks, Prompt
 from lerope.evaluate.measuring import Measurement, file_name
@@ -127,8 +127,7 @@ class Plan:
 
 def plan(run: Run, request: NeedleRequest) -> Plan:
     """Finds out which prompts there are; kinds whose needles do not fit are left out."""
-    tokenizer = Tokenizer(run.model / TOKENIZER, run.recipe.model.vocab_size)
-    haystacks = Haystacks(tokenizer, load_filler(request.filler), request.seed)
+    haystacks = Haystacks(run_tokenizer(run), load_filler(request.filler), request.seed)
     places: list[Place] = []
     left_out: list[NeedleLeftOut] = []
     lengths = request.lengths(run.recipe.row_length)

@@ -89,19 +89,15 @@ class Scorer:
         self.model, self.train_length, self.stretch = model.to(device).eval(), train_length, stretch
         self.device, self.precision, self.backend = torch.device(device), precision, backend
 
-    def losses(self, rows: Sequence[Tokens]) -> Tensor:
-        """The loss of each row's tokens except the first: (rows, longest - 1), float32, on the CPU, 0 in padding."""
-        return pad_sequence(list(self.start(rows)().split([len(row) - 1 for row in rows])), True)
-
     @torch.no_grad()
     def start(self, rows: Sequence[Tokens]) -> Callable[[], Tensor]:
         """Starts computing losses; a GPU works on them until the returned function is called.
 
-        That gives the losses of all rows end to end, float32, on the CPU.
+        That gives the loss of each row's tokens except the first, all rows end to end, float32, on the CPU.
         """
         inputs = [row[:-1] for row in rows]
-        tokens = self._moved(_padded(inputs))
-        targets = self._moved(torch.cat([_tensor(row[1:]) for row in rows]))
+        tokens = self._moved(padded(inputs))
+        targets = self._moved(torch.cat([as_tensor(row[1:]) for row in rows]))
         # Where the rows' own tokens stand in the padded batch: the head reads no others.
         longest = tokens.shape[1]
         places = [torch.arange(len(row)) + number * longest for number, row in enumerate(inputs)]
@@ -129,10 +125,10 @@ class Scorer:
 
         Args:
             last: how many tokens of each row; (last, vocab_size) is returned for it.
-            lengths: how long each row is to `stretch`; its inputs unless given, as in `losses`.
+            lengths: how long each row is to `stretch`; its inputs unless given, as in `start`.
         """
         inputs = [row[:-1] for row in rows]
-        hidden = self._hidden(self._moved(_padded(inputs)), lengths or [len(row) for row in inputs])
+        hidden = self._hidden(self._moved(padded(inputs)), lengths or [len(row) for row in inputs])
         found = []
         with self._autocast():
             for row, states, count in zip(rows, hidden, last, strict=True):
@@ -172,10 +168,11 @@ class Scorer:
         return torch.autocast(self.device.type, torch.bfloat16)
 
 
-def _padded(rows: list[Tokens]) -> Tensor:
+def padded(rows: Sequence[Tokens], value: int = 0) -> Tensor:
     """Rows of tokens as one tensor, filled up on the right."""
-    return pad_sequence([_tensor(row) for row in rows], True)
+    return pad_sequence([as_tensor(row) for row in rows], True, value)
 
 
-def _tensor(tokens: Tokens) -> Tensor:
+def as_tensor(tokens: Tokens) -> Tensor:
+    """Tokens in the type that torch wants of an index."""
     return torch.from_numpy(tokens.astype("int64"))
