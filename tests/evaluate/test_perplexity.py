@@ -219,7 +219,8 @@ def scored(run, partial, source=None, backend=None, batch_tokens=None, ranks=ALO
     source = source or corpus_of(run).validation
     scorer = Scorer(load_model(run), train_length=LENGTH, backend=backend)
     pieces = windows(source.lengths, LENGTH)
-    return window_losses(scorer, source, pieces, ranks=ranks, partial=partial, label="test", batch_tokens=batch_tokens)
+    done = work.Work(ranks=ranks, partial=partial, label="test", batch_tokens=batch_tokens)
+    return window_losses(done, scorer, source, pieces)
 
 
 def mean(losses) -> float:

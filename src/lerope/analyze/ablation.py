@@ -22,7 +22,6 @@ from lerope.evaluate.measuring import Measurement
 from lerope.evaluate.perplexity import select
 from lerope.evaluate.work import in_batches
 from lerope.results import Ablation, Arrays, BandRemoval, SlowestRemoval, SlowestRemovals
-from lerope.train.rundir import provenance
 
 Floats = npt.NDArray[np.float64]
 Kind = TypeVar("Kind", Ablation, SlowestRemovals)
@@ -113,9 +112,7 @@ def _carry_out(
             for removal, each in zip(removals, without, strict=True)
         ]
         result = kind(
-            run=target.label,
-            settings=settings,
-            provenance=provenance(),
+            **measurement.common,
             num_documents=len(counts),
             num_tokens=int(counts.sum()),
             loss=float(whole.sum() / counts.sum()),
@@ -151,14 +148,9 @@ def _sums(
     for number, removal in enumerate(removals):
         label = "whole" if removal is None else f"{removal.meaning} of {' '.join(map(str, removal.bands))}"
         progress = f"{number} of {len(removals) - 1}"
-        scored = in_batches(
-            lengths,
-            lengths,
-            partial(_start, subject, removal, target.documents.source, windows),
-            ranks=measurement.ranks,
-            partial=measurement.partial(label),
-            label=f"{target.name}, removal {progress}" if number else target.name,
-        )
+        work = measurement.work(f"{target.name}, removal {progress}" if number else target.name, label)
+        start = partial(_start, subject, removal, target.documents.source, windows)
+        scored = in_batches(work, lengths, lengths, start)
         display.show(f"{target.name}, removals  {progress}")
         found.append(np.array([values.sum(dtype=np.float64) for values in scored]))
     return found

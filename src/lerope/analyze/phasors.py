@@ -30,11 +30,11 @@ from lerope.core.encoding import Layout
 from lerope.core.signals import Signals
 from lerope.core.terminal import Display
 from lerope.data.shards import Tokens
+from lerope.evaluate.measuring import Measurement
 from lerope.evaluate.scorer import as_tensor
 from lerope.model.transformer import Transformer
 from lerope.results import Arrays, PhasorBand, Phasors
-from lerope.rotary.rotate import Rotation
-from lerope.train.rundir import provenance
+from lerope.rotary.rotation import Rotation
 
 Floats = npt.NDArray[np.float64]
 
@@ -75,6 +75,7 @@ def measure_phasors(target: Target, num_rows: int, layer: int | None, device: to
     rows = full_rows(target.documents.source, target.length + 1, num_rows)
     settings = {**target.settings, "num_rows": len(rows), "layer": layer}
     check_rows(rows, target)
+    measurement = target.measurement(Phasors, FILE, settings, device)
 
     def measured() -> Callable[[], tuple[Phasors, Arrays]]:
         subject = target.load(device)
@@ -83,9 +84,9 @@ def measure_phasors(target: Target, num_rows: int, layer: int | None, device: to
             raise ValueError(f"layer must be 0 to {subject.num_layers - 1}; got {layer}.")
         layers = list(range(subject.num_layers)) if layer is None else [layer]
         sums = gradient_phasors(subject.model, rows, layers, device, f"{target.name}, phasors")
-        return lambda: _summarise(target, settings, sums, layers)
+        return lambda: _summarise(measurement, sums, layers)
 
-    return target.measurement(Phasors, FILE, settings, device).carry_out(measured)
+    return measurement.carry_out(measured)
 
 
 def gradient_phasors(
@@ -309,7 +310,7 @@ def _worst(form: Tensor, autograd: Tensor) -> float:
 
 
 def _summarise(
-    target: Target, settings: dict[str, Any], sums: Sums, layers: list[int]
+    measurement: Measurement[Phasors], sums: Sums, layers: list[int]
 ) -> tuple[Phasors, dict[str, npt.NDArray[Any]]]:
     """Everything that follows from the phasors."""
     theta = sums.frequencies
@@ -355,9 +356,7 @@ def _summarise(
         **{f"{name}_histogram": _histograms(values, edges) for name, values in scales.items()},
     }
     result = Phasors(
-        run=target.label,
-        settings=settings,
-        provenance=provenance(),
+        **measurement.common,
         layers=layers,
         loss=sums.loss,
         relative_error=sums.error,

@@ -16,7 +16,7 @@ from lerope.data.loader import IGNORED
 from lerope.data.shards import Tokens
 from lerope.evaluate.scorer import as_tensor, padded
 from lerope.model.transformer import Transformer
-from lerope.rotary.rotate import Rotation
+from lerope.rotary.rotation import Rotation
 
 Meaning = Literal["contribution", "frequency"]
 MEANINGS: tuple[Meaning, ...] = ("contribution", "frequency")

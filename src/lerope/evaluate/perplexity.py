@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +25,6 @@ from lerope.model.transformer import Transformer
 from lerope.results import Arrays, Evaluation, PositionBin
 from lerope.results.token_losses import SUMS, TOKENS, loss_arrays
 from lerope.train.parallel import Ranks, start_ranks
-from lerope.train.rundir import provenance
 
 _NUM_BINS = 32
 
@@ -110,21 +108,14 @@ def evaluate(path: Path, request: EvalRequest | None = None) -> Evaluation:
             device=ranks.device,
             precision=request.precision,
         )
-        losses = window_losses(
-            scorer,
-            documents.source,
-            pieces,
-            ranks=ranks,
-            partial=measurement.partial(),
-            label=f"{run.name}, {documents.name}",
-            batch_tokens=request.batch_tokens,
-        )
+        work = measurement.work(f"{run.name}, {documents.name}", batch_tokens=request.batch_tokens)
+        losses = window_losses(work, scorer, documents.source, pieces)
         return lambda: (
-            summarise(run, settings, documents, pieces, losses),
+            _summarise(measurement, documents, pieces, losses),
             loss_arrays(np.concatenate(losses), _ends(pieces), length),
         )
 
-    return measurement.carry_out(measure, lambda: _known(measurement, run, documents, pieces))
+    return measurement.carry_out(measure, lambda: _known(measurement, documents, pieces))
 
 
 def _model(run: Run, encoding: str | None) -> Transformer:
@@ -158,9 +149,7 @@ def _name(request: EvalRequest, documents: Documents, other_length: bool) -> str
     return file_name("eval", *words)
 
 
-def _known(
-    measurement: Measurement[Evaluation], run: Run, documents: Documents, pieces: list[Piece]
-) -> Evaluation | None:
+def _known(measurement: Measurement[Evaluation], documents: Documents, pieces: list[Piece]) -> Evaluation | None:
     """What an earlier evaluation of the same or of more tokens says."""
     file, settings = measurement.file, measurement.settings
     try:
@@ -180,7 +169,7 @@ def _known(
     except ValueError:
         return None
     split = np.split(losses, np.cumsum([piece.stop - piece.start for piece in pieces])[:-1])
-    return replace(summarise(run, settings, documents, pieces, split), provenance=before.provenance)
+    return replace(_summarise(measurement, documents, pieces, split), provenance=before.provenance)
 
 
 def _ends(pieces: list[Piece]) -> npt.NDArray[np.int64]:
@@ -191,8 +180,8 @@ def _ends(pieces: list[Piece]) -> npt.NDArray[np.int64]:
     return np.cumsum(counts)
 
 
-def summarise(
-    run: Run, settings: dict[str, Any], documents: Documents, pieces: list[Piece], losses: list[Floats]
+def _summarise(
+    measurement: Measurement[Evaluation], documents: Documents, pieces: list[Piece], losses: list[Floats]
 ) -> Evaluation:
     """What the losses of all windows come to."""
     num_documents = pieces[-1].document + 1
@@ -201,18 +190,16 @@ def summarise(
         sums[piece.document] += values.sum(dtype=np.float64)
         counts[piece.document] += len(values)
     total, num_tokens, some = float(sums.sum()), int(counts.sum()), counts > 0
-    whole = num_documents == len(documents.source.lengths) and not settings["truncate"]
+    whole = num_documents == len(documents.source.lengths) and not measurement.settings["truncate"]
     return Evaluation(
-        run=run.label,
-        settings=settings,
-        provenance=provenance(),
+        **measurement.common,
         num_documents=int(some.sum()),
         num_tokens=num_tokens,
         loss=total / num_tokens,
         perplexity=perplexity(total / num_tokens),
         document_mean_loss=float((sums[some] / counts[some]).mean()),
         bits_per_byte=total / math.log(2) / documents.num_bytes if whole and documents.num_bytes else None,
-        by_position=by_position(losses, settings["length"]),
+        by_position=by_position(losses, measurement.settings["length"]),
     )
 
 

@@ -1,9 +1,7 @@
 """A model that scores rows: one document or window per row, padded on the right, any device, extended or not."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +10,10 @@ from torch.nn.utils.rnn import pad_sequence
 from lerope.core.recipe import Precision
 from lerope.data.shards import Tokens
 from lerope.model.attention import Backend, DocumentMask
+from lerope.model.precision import autocast
 from lerope.model.transformer import Transformer
 from lerope.rotary.extension import Method, extend, scale_by_position
-from lerope.rotary.rotate import Rotation
+from lerope.rotary.rotation import Rotation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +101,7 @@ class Scorer:
         longest = tokens.shape[1]
         places = [torch.arange(len(row)) + number * longest for number, row in enumerate(inputs)]
         hidden = self._hidden(tokens, [len(row) for row in inputs]).flatten(0, 1)
-        with self._autocast():
+        with autocast(self.device, self.precision):
             losses = self.model.head.token_losses(hidden[self._moved(torch.cat(places))], targets)
         if self.device.type != "cuda":
             return lambda: losses
@@ -130,7 +129,7 @@ class Scorer:
         inputs = [row[:-1] for row in rows]
         hidden = self._hidden(self._moved(padded(inputs)), lengths or [len(row) for row in inputs])
         found = []
-        with self._autocast():
+        with autocast(self.device, self.precision):
             for row, states, count in zip(rows, hidden, last, strict=True):
                 logits = self.model.head(states[len(row) - 1 - count : len(row) - 1])
                 found.append(logits.float().log_softmax(-1).cpu())
@@ -145,7 +144,7 @@ class Scorer:
         if self.stretch is not None:
             positions = torch.arange(tokens.shape[1], device=self.device)
             rotations = self._rotations(positions, torch.tensor(lengths, device=self.device), self.stretch)
-        with self._autocast():
+        with autocast(self.device, self.precision):
             return self.model.hidden(tokens, document_ids=mask, rotations=rotations)
 
     def _moved(self, tensor: Tensor) -> Tensor:
@@ -161,11 +160,6 @@ class Scorer:
             for layer in (range(num_layers) if own_layers else [None])
         ]
         return made if own_layers else made * num_layers
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self.precision == "float32":
-            return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
 
 
 def padded(rows: Sequence[Tokens], value: int = 0) -> Tensor:
