@@ -4,7 +4,6 @@ Documents are cut at `to` tokens. Those no longer than the train length are the 
 once.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, cast
 from lerope.core.checks import check_count, check_number
 from lerope.core.run import finished_run
 from lerope.data.packing import Piece
-from lerope.evaluate.losses import Floats64, position_sums, window_losses
+from lerope.evaluate.losses import Floats64, binned, position_sums, window_losses
 from lerope.evaluate.measuring import Measurement, file_name
 from lerope.evaluate.perplexity import EvalRequest, document_words, perplexity, select
 from lerope.evaluate.scorer import Scorer, Stretch
@@ -153,7 +152,7 @@ def _summarise(
                 "label": name(way.stretch),
             }
             rows.append(_row(label, len(chosen), sums, counts, train_length))
-            bins += _bins(label, sums, counts, to)
+            bins += [cast(ExtrapolationBin, {**label, **each}) for each in binned(sums, counts, _NUM_BINS, to)]
             curves |= {f"{selection}.{number}.sums": sums, f"{selection}.{number}.counts": counts}
     result = Extrapolation(**measurement.common, ways=rows, by_position=bins)
     return result, curves
@@ -173,15 +172,3 @@ def _row(
     for part, loss in losses.items():
         row |= {f"{part}_loss": loss, f"{part}_perplexity": perplexity(loss)}
     return cast(ExtrapolationRow, row)
-
-
-def _bins(label: dict[str, Any], sums: Floats64, counts: Floats64, to: int) -> list[ExtrapolationBin]:
-    width = math.ceil(to / _NUM_BINS)
-    found: list[ExtrapolationBin] = []
-    for start in range(0, to, width):
-        here = slice(start, start + width)
-        number = int(counts[here].sum())
-        if number:
-            ends = {"start": start, "stop": min(start + width, to), "num_tokens": number}
-            found.append(cast(ExtrapolationBin, {**label, **ends, "loss": float(sums[here].sum() / number)}))
-    return found

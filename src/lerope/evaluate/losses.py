@@ -1,5 +1,6 @@
 """The loss of every token of some windows."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ from lerope.data.packing import Piece
 from lerope.evaluate.documents import Source
 from lerope.evaluate.scorer import Scorer
 from lerope.evaluate.work import Floats, Work, in_batches
+from lerope.results import PositionBin
 
 Floats64 = npt.NDArray[np.float64]
 
@@ -40,3 +42,15 @@ def position_sums(losses: Sequence[Floats], length: int) -> tuple[Floats64, Floa
         sums[: len(values)] += values
         counts[: len(values)] += 1
     return sums, counts
+
+
+def binned(sums: Floats64, counts: Floats64, num_bins: int, length: int) -> list[PositionBin]:
+    """Mean losses by position, in bins of equal width over `length`; those without tokens are left out."""
+    width = math.ceil(length / num_bins)
+    found: list[PositionBin] = []
+    for start in range(0, len(sums), width):
+        here = slice(start, start + width)
+        if number := int(counts[here].sum()):
+            mean = float(sums[here].sum() / number)
+            found.append({"start": start, "stop": min(start + width, len(sums)), "num_tokens": number, "loss": mean})
+    return found

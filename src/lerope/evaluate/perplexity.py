@@ -15,14 +15,14 @@ from lerope.core.run import Run, finished_run
 from lerope.data.packing import Piece, windows
 from lerope.data.shards import Verify
 from lerope.evaluate.documents import Documents, outside_documents, validation_documents
-from lerope.evaluate.losses import position_sums, window_losses
+from lerope.evaluate.losses import binned, position_sums, window_losses
 from lerope.evaluate.measuring import Measurement, file_name
 from lerope.evaluate.scorer import Scorer
 from lerope.evaluate.work import Floats
 from lerope.model.saved import load_model
 from lerope.model.spec import build_encoding
 from lerope.model.transformer import Transformer
-from lerope.results import Arrays, Evaluation, PositionBin
+from lerope.results import Arrays, Evaluation
 from lerope.results.token_losses import SUMS, TOKENS, loss_arrays
 from lerope.train.parallel import Ranks, start_ranks
 
@@ -199,23 +199,10 @@ def _summarise(
         perplexity=perplexity(total / num_tokens),
         document_mean_loss=float((sums[some] / counts[some]).mean()),
         bits_per_byte=total / math.log(2) / documents.num_bytes if whole and documents.num_bytes else None,
-        by_position=by_position(losses, measurement.settings["length"]),
+        by_position=binned(*position_sums(losses, max(map(len, losses))), _NUM_BINS, measurement.settings["length"]),
     )
 
 
 def perplexity(loss: float) -> float:
     """exp(loss), finite for any finite loss."""
     return math.exp(min(loss, 700.0))
-
-
-def by_position(losses: list[Floats], length: int) -> list[PositionBin]:
-    """Mean loss of tokens by their position in the window, in bins of equal width."""
-    sums, counts = position_sums(losses, max(map(len, losses)))
-    width = math.ceil(length / _NUM_BINS)
-    found: list[PositionBin] = []
-    for start in range(0, len(sums), width):
-        here = slice(start, start + width)
-        number = int(counts[here].sum())
-        mean = float(sums[here].sum() / number)
-        found.append({"start": start, "stop": min(start + width, len(sums)), "num_tokens": number, "loss": mean})
-    return found
