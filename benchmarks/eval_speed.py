@@ -36,10 +36,11 @@ from lerope.data.shards import Corpus
 from lerope.evaluate.documents import Source, Texts
 from lerope.evaluate.losses import window_losses
 from lerope.evaluate.scorer import Scorer
-from lerope.evaluate.work import useful_batch_tokens
+from lerope.evaluate.work import Work, useful_batch_tokens
 from lerope.model.attention import Backend, DocumentMask, backend_obstacle
 from lerope.model.init import init_weights
 from lerope.model.kernels.packages import version
+from lerope.model.precision import autocast
 from lerope.model.spec import build_encoding
 from lerope.model.transformer import Transformer
 from lerope.train.parallel import Ranks
@@ -101,7 +102,7 @@ def forward(scorer: Scorer, args: argparse.Namespace) -> Call:
     def call() -> float:
         begun = time.perf_counter()
         for _ in range(times):
-            with scorer._autocast():
+            with autocast(scorer.device, scorer.precision):
                 total = scorer.model(tokens[:, :-1], targets=tokens[:, 1:], document_ids=mask)
         total.item()
         return num_tokens / (time.perf_counter() - begun)
@@ -112,13 +113,13 @@ def forward(scorer: Scorer, args: argparse.Namespace) -> Call:
 def evaluation(scorer: Scorer, source: Source, args: argparse.Namespace, partial: Path) -> Call:
     """Everything that evaluation does."""
     pieces = windows(source.lengths, args.length, args.tokens)
-    settings: dict[str, Any] = {"partial": partial, "label": "benchmark", "batch_tokens": args.batch_tokens}
     ranks = Ranks(0, 1, 1, scorer.device)
+    work = Work(ranks=ranks, partial=partial, label="benchmark", batch_tokens=args.batch_tokens)
 
     def call() -> float:
         partial.unlink(missing_ok=True)
         begun = time.perf_counter()
-        losses = window_losses(scorer, source, pieces, ranks=ranks, **settings)
+        losses = window_losses(work, scorer, source, pieces)
         return sum(map(len, losses)) / (time.perf_counter() - begun)
 
     return call

@@ -25,7 +25,7 @@ from lerope.data.loader import Loader
 from lerope.data.shards import Corpus
 from lerope.model import transformer
 from lerope.model.attention import backend_obstacle
-from lerope.model.loss import compute_dtype
+from lerope.model.precision import compute_dtype
 from lerope.model.saved import load_model
 from lerope.rotary.optim import frequency_parameters
 from lerope.train.job import train

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lerope import LeRoPE
-from lerope.rotary.rotate import Rotation
+from lerope.rotary.rotation import Rotation
 
 _SHARPNESS = 4
 _GOLDEN = (math.sqrt(5) - 1) / 2

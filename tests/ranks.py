@@ -1,6 +1,7 @@
 """Several processes on this machine, for tests of what ranks do together."""
 
 import contextlib
+import multiprocessing
 import os
 import sys
 import traceback
@@ -13,9 +14,16 @@ import torch.multiprocessing as mp
 
 
 def run_ranks(function: Callable[..., None], folder: Path, *args: object, num_ranks: int = 2) -> None:
-    """Calls function(rank, *args) in `num_ranks` processes of one group; an error in one is raised here."""
+    """Calls function(rank, *args) in `num_ranks` processes of one group; an error in one is raised here.
+
+    They see the environment as it was at the first call.
+    """
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    mp.spawn(_rank, (function, str(folder / "store"), num_ranks, args), nprocs=num_ranks)
+    # Forked from a process that imports these once and has no threads; spawned, each would import them again.
+    imports = ["lerope.train.job", "torch.distributed.fsdp", "transformers.models.llama.modeling_llama"]
+    multiprocessing.set_forkserver_preload(imports)
+    call = (function, str(folder / "store"), num_ranks, args)
+    mp.start_processes(_rank, call, nprocs=num_ranks, start_method="forkserver")
 
 
 def children_of(pid: int) -> list[int]:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from lerope.rotary.frequencies import Diagnostics
     from lerope.rotary.optim import GradientNorms, check_gradients, clip_grad_norm_, param_groups
     from lerope.rotary.preset import preset
-    from lerope.rotary.rotate import Rotation, permute_layout, rerotate, rotate
+    from lerope.rotary.rotate import permute_layout, rerotate, rotate
+    from lerope.rotary.rotation import Rotation
 
 __version__ = "0.1.0"
 
@@ -59,7 +60,8 @@ _HOME = {
     "lerope.rotary.frequencies": ["Diagnostics"],
     "lerope.rotary.optim": ["GradientNorms", "check_gradients", "clip_grad_norm_", "param_groups"],
     "lerope.rotary.preset": ["preset"],
-    "lerope.rotary.rotate": ["Rotation", "permute_layout", "rerotate", "rotate"],
+    "lerope.rotary.rotate": ["permute_layout", "rerotate", "rotate"],
+    "lerope.rotary.rotation": ["Rotation"],
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

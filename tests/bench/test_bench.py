@@ -25,7 +25,7 @@ from lerope.data.loader import Loader
 from lerope.data.shards import Corpus
 from lerope.results import Benchmark, load_result
 from lerope.rotary.encodings import RoPE
-from lerope.rotary.rotate import Rotation
+from lerope.rotary.rotation import Rotation
 from tests.bench.nanogpt import MODEL
 from tests.data.corpora import write_corpus
 

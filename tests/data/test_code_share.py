@@ -16,7 +16,7 @@ TEXT = made_up(40)
 
 
 @pytest.fixture
-def share(tmp_path, small_tokenizer):
+def share(tmp_path, small_tokenizer, in_this_process):
     """The share of code in the training split that these sources make."""
 
     def made(*sources, **options):

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from lerope.core.signals import Signals, Stopped
-from lerope.data import hub, shards, workers
+from lerope.data import hub, shards
 from lerope.data import prepare as module
 from lerope.data.prepare import prepare
 from lerope.data.resume import Progress, Rate
@@ -40,7 +40,7 @@ def offline(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def known(dataset, monkeypatch):
+def known(dataset, monkeypatch, in_this_process):
     """The dataset under the names of those that are known: one with a validation split, one with training alone."""
     monkeypatch.setitem(hub._KNOWN, "c4", hub.Dataset(str(dataset), validation="validation"))
     monkeypatch.setitem(hub._KNOWN, "starcoder", hub.Dataset(str(dataset)))
@@ -102,10 +102,10 @@ def test_any_number_of_workers_gives_the_same_bytes(dataset, options, reference,
     assert content(tmp_path / "out") == content(reference[0])
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_stopped_after_every_batch_it_ends_with_the_same_bytes(dataset, options, reference, tmp_path, monkeypatch):
     """Also after the batch in which a limit is reached, and before and after the first one for validation."""
     out, stops = tmp_path / "out", 0
-    monkeypatch.setattr(workers, "ProcessPoolExecutor", InThisProcess)
     monkeypatch.setattr(Signals, "check", lambda self: (_ for _ in ()).throw(Stopped(signal.SIGTERM)))
     while not (out / "manifest.json").exists():
         try:
@@ -114,21 +114,6 @@ def test_stopped_after_every_batch_it_ends_with_the_same_bytes(dataset, options,
             stops += 1
     assert content(out) == content(reference[0])
     assert stops > 10
-
-
-class InThisProcess:
-    """What encodes without starting a process, which takes most of the time where a test starts many."""
-
-    def __init__(self, num_workers, context, initializer, initargs):
-        workers._tokenizer, workers._validation_fraction = Tokenizer(*initargs[:2]), initargs[2]
-
-    def submit(self, function, *arguments):
-        future = workers.Future()
-        future.set_result(function(*arguments))
-        return future
-
-    def shutdown(self, **options):
-        pass
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def tokenizer(source, tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
+def small(monkeypatch, in_this_process):
     """Several batches and shards in every part."""
     monkeypatch.setattr(module, "_BATCH_CHARACTERS", 20_000)
     monkeypatch.setattr(shards, "SHARD_TOKENS", 10_000)

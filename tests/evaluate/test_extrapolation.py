@@ -19,6 +19,7 @@ from lerope.model.saved import load_model
 from lerope.model.transformer import Transformer
 from lerope.results import Extrapolation
 from lerope.rotary.encodings import FrozenRoPE, LeRoPE
+from tests.evaluate.padded_losses import padded_losses
 
 LENGTH, TO = 32, 96
 ALL_WAYS = stretches((0.1, 0.3), dominant_band=2)
@@ -70,7 +71,7 @@ def by_hand(run, tokens, stretch: Stretch) -> np.ndarray:
 def test_equals_extend_by_hand_for_every_document(run, stretch):
     split = validation(run)
     rows = [split.document(index, 0, TO + 1) for index in range(len(split))]
-    got = Scorer(load_model(run), train_length=LENGTH, stretch=stretch).losses(rows)
+    got = padded_losses(Scorer(load_model(run), train_length=LENGTH, stretch=stretch), rows)
     changed = 0
     for row, losses in zip(rows, got, strict=True):
         np.testing.assert_allclose(losses[: len(row) - 1], by_hand(run, row, stretch), atol=2e-5)
@@ -88,8 +89,8 @@ def test_within_the_train_length_every_way_is_bitwise_the_same(run, stretch):
     split = validation(run)
     rows = [split.document(index, 0, TO + 1) for index in range(len(split))]
     model = load_model(run)
-    naive = Scorer(model, train_length=LENGTH, stretch=Stretch()).losses(rows)
-    got = Scorer(model, train_length=LENGTH, stretch=stretch).losses(rows)
+    naive = padded_losses(Scorer(model, train_length=LENGTH, stretch=Stretch()), rows)
+    got = padded_losses(Scorer(model, train_length=LENGTH, stretch=stretch), rows)
     short = torch.tensor([len(row) - 1 <= LENGTH for row in rows])
     assert 5 < int(short.sum()) < len(rows) - 5
     assert torch.equal(got[short], naive[short])
@@ -104,7 +105,7 @@ def test_logits_by_position_leave_the_window_of_long_documents_as_it_was(run):
     assert len(row) > 2 * LENGTH
     model = load_model(run)
     naive, logits, yarn = (
-        Scorer(model, train_length=LENGTH, stretch=Stretch(method=method, temperature=0.2)).losses([row])[0]
+        Scorer(model, train_length=LENGTH, stretch=Stretch(method=method, temperature=0.2)).start([row])()
         for method in ("none", "logits", "yarn")
     )
     assert torch.equal(logits[:LENGTH], naive[:LENGTH])
@@ -121,7 +122,7 @@ def test_frequencies_of_layers_and_heads(sharing):
     init_weights(model, 0)
     torch.nn.init.normal_(encoding.alpha, std=0.3)
     rows = [np.random.default_rng(n).integers(3, 50, size) for n, size in enumerate((20, 80))]
-    got = Scorer(model, train_length=LENGTH, stretch=Stretch(method="pi")).losses(rows)
+    got = padded_losses(Scorer(model, train_length=LENGTH, stretch=Stretch(method="pi")), rows)
     with torch.no_grad():
         for row, losses in zip(rows, got, strict=True):
             # Position interpolation by hand: every frequency is slowed by the same factor.

@@ -21,6 +21,7 @@ from lerope.evaluate.filler import Filler, load_filler
 from lerope.evaluate.haystack import Haystacks, Prompt
 from lerope.evaluate.needle import NeedleRequest, needle, plan, wilson
 from lerope.evaluate.scorer import Scorer
+from lerope.evaluate.work import Work
 from lerope.results import Needle
 from lerope.train.parallel import Ranks
 from tests.evaluate.copier import LENGTH, VOCAB_SIZE, copier, copier_tokenizer, random_model, write_run
@@ -340,15 +341,8 @@ def test_stopped_work_goes_on_where_it_was(tmp_path, haystacks, number):
         return Stand(lambda prompt, before: random.Random(f"{prompt!r}{before}").choice(digits))
 
     def go(scorer, partial):
-        return ask_all(
-            scorer,
-            lambda place: haystacks.prompt(*place),
-            places,
-            ranks=ALONE,
-            partial=tmp_path / partial,
-            label="test",
-            batch_tokens=600,
-        )
+        work = Work(ranks=ALONE, partial=tmp_path / partial, label="test", batch_tokens=600)
+        return ask_all(work, scorer, lambda place: haystacks.prompt(*place), places)
 
     whole = go(scorer(), "whole")
     stopping = scorer()
@@ -377,15 +371,9 @@ def test_stopped_work_goes_on_where_it_was(tmp_path, haystacks, number):
 def _share(rank, folder, tokenizer_file):
     haystacks = Haystacks(Tokenizer(tokenizer_file), load_filler(), 0)
     places = [Place(length, 1, 0.5, i) for length in (200, 260) for i in range(4)]
-    found = ask_all(
-        Scorer(random_model(), train_length=260),
-        lambda place: haystacks.prompt(*place),
-        places,
-        ranks=Ranks(rank, 2, 2, torch.device("cpu")),
-        partial=folder / "two",
-        label="test",
-        batch_tokens=600,
-    )
+    ranks = Ranks(rank, 2, 2, torch.device("cpu"))
+    work = Work(ranks=ranks, partial=folder / "two", label="test", batch_tokens=600)
+    found = ask_all(work, Scorer(random_model(), train_length=260), lambda place: haystacks.prompt(*place), places)
     if rank == 0:
         np.save(folder / "two.npy", found)
     assert len(found) == (8 if rank == 0 else 0)

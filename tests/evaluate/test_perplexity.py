@@ -29,6 +29,7 @@ from lerope.results import Evaluation
 from lerope.results.token_losses import position_edges
 from lerope.rotary.frequencies import geometric
 from lerope.train.parallel import Ranks
+from tests.evaluate.padded_losses import padded_losses
 from tests.ranks import run_ranks
 from tests.train.runs import cut, edit, plant_weights
 
@@ -180,9 +181,9 @@ def test_padding_changes_nothing(run):
     split = corpus_of(run).validation
     scorer = Scorer(load_model(run), train_length=LENGTH)
     rows = [split.document(index, 0, LENGTH + 1) for index in range(len(split))]
-    together = scorer.losses(rows)
+    together = padded_losses(scorer, rows)
     for row, losses in zip(rows, together, strict=True):
-        alone = scorer.losses([row])[0]
+        alone = scorer.start([row])()
         torch.testing.assert_close(losses[: len(row) - 1], alone, atol=3e-6, rtol=0)
         assert not losses[len(row) - 1 :].any()
 
@@ -218,7 +219,8 @@ def scored(run, partial, source=None, backend=None, batch_tokens=None, ranks=ALO
     source = source or corpus_of(run).validation
     scorer = Scorer(load_model(run), train_length=LENGTH, backend=backend)
     pieces = windows(source.lengths, LENGTH)
-    return window_losses(scorer, source, pieces, ranks=ranks, partial=partial, label="test", batch_tokens=batch_tokens)
+    done = work.Work(ranks=ranks, partial=partial, label="test", batch_tokens=batch_tokens)
+    return window_losses(done, scorer, source, pieces)
 
 
 def mean(losses) -> float:

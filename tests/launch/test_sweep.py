@@ -255,7 +255,7 @@ def test_a_run_that_diverges_says_so_in_its_folder(data, tmp_path, tiny_demo, mo
         raise Diverged("loss is nan at step 3.")
 
     with monkeypatch.context() as patch:
-        patch.setattr("lerope.train.trainer.Trainer.train", diverge)
+        patch.setattr("lerope.train.trainer.run", diverge)
         with pytest.raises(Diverged):
             job.train(chosen, data, tmp_path / "run", tiny_setup())
     assert json.loads((tmp_path / "run" / "diverged.json").read_text()) == {"sentence": "loss is nan at step 3."}

@@ -155,7 +155,7 @@ def test_positions_spread_over_tokens_in_between(interpreted, shape):
 def test_positions_spread_over_tokens_in_between_say_so(monkeypatch):
     x, positions = torch.randn(2, 3, 5, 4, 16), torch.randint(0, 9, (2, 1, 5))
     rotation = lerope.Rotation(positions, THETA)
-    monkeypatch.setattr("lerope.rotary.rotate.choose", lambda *args, **options: Choice("triton"))
+    monkeypatch.setattr("lerope.rotary.rotation.choose", lambda *args, **options: Choice("triton"))
     assert str(rotation.choice(x)).startswith("reference (positions ")
     assert rotation.choice(x[:, 0]).kernel == "reference"
     assert rotation.choice(torch.randn(2, 1, 5, 4, 16)).kernel == "triton"

@@ -22,7 +22,7 @@ from triton.compiler import ASTSource
 from triton.compiler import compile as compile_kernel
 
 from lerope.bench.rotary import VARIANTS, Variant
-from lerope.rotary import triton_rotary
+from lerope.rotary import triton_launch, triton_rotary
 
 TOOLS = Path(triton.backends.nvidia.__file__).parent / "bin"
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -66,12 +66,12 @@ def launches(variant, norm):
     index = torch.zeros(lead, dtype=torch.int32) if variant.packed else None
     gain = torch.empty(dim) if norm else None
     noted, half = Launches(), variant.layout == "half"
-    kernels = {name: getattr(triton_rotary, name) for name in ("_forward", "_backward", "_add_rows")}
+    kernels = {name: getattr(triton_rotary, name) for name in ("forward", "backward", "add_up")}
     for name in kernels:
         setattr(triton_rotary, name, noted)
     try:
-        triton_rotary.turn(q, k, table, table, index, half, gain, gain, 1e-5)
-        triton_rotary.turn_back(
+        triton_launch.turn(q, k, table, table, index, half, gain, gain, 1e-5)
+        triton_launch.turn_back(
             q, k, q, k, torch.empty_like(q), torch.empty_like(k), table, table, index, torch.empty(lead[1]), half,
             gain, gain, 1e-5, True,
         )  # fmt: skip
@@ -151,14 +151,14 @@ if __name__ == "__main__":
     parser.add_argument("--tokens", type=int, help="in a tile, instead of what the kernel takes")
     asked = parser.parse_args()
     if asked.tokens:
-        triton_rotary.backward_tile = lambda size: triton_rotary.Tile(asked.tokens * size.most, 2, size.padded)
+        triton_launch.backward_tile = lambda size: triton_launch.Tile(asked.tokens * size.most, 2, size.padded)
     for variant, norm in itertools.product((*VARIANTS, *MORE), (False, True)):
         name = variant.name + (", QK-norm" if norm else "")
         if name == asked.only if asked.only else variant.name not in ALIKE:
             forward, backward = launches(variant, norm)
-            for kernel, launch in (("_forward", forward), ("_backward", backward)):
+            for kernel, launch in (("forward", forward), ("backward", backward)):
                 code = getattr(triton_rotary, kernel)
                 values = named(code, *launch)
                 registers, spilled, number = usage(compiled(code, values))
                 each = round(number / pairs_of_thread(values), 1)
-                print(json.dumps([name, kernel.strip("_"), registers, spilled, each]), flush=True)
+                print(json.dumps([name, kernel, registers, spilled, each]), flush=True)

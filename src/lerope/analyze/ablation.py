@@ -6,8 +6,8 @@ frequency     the bands do not turn (theta_m = 0): their term stays and says not
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,9 @@ from lerope.evaluate.measuring import Measurement
 from lerope.evaluate.perplexity import select
 from lerope.evaluate.work import in_batches
 from lerope.results import Ablation, Arrays, BandRemoval, SlowestRemoval, SlowestRemovals
-from lerope.train.rundir import provenance
 
 Floats = npt.NDArray[np.float64]
+Kind = TypeVar("Kind", Ablation, SlowestRemovals)
 
 FILE, SLOWEST_FILE = "ablation.json", "slowest.json"
 # What an error over documents needs, and what small differences need.
@@ -40,28 +40,20 @@ def leave_one_out(target: Target, max_tokens: int | None, device: torch.device) 
         max_tokens: score the first window of as many documents as it takes to reach this many tokens; by default
             32,768 and 32 documents.
     """
-    max_tokens = max_tokens or enough_tokens(target.documents, target.length)
-    settings = _settings(target, max_tokens)
-    measurement = target.measurement(Ablation, FILE, settings, device)
 
-    def measure() -> Callable[[], tuple[Ablation, Arrays]]:
-        subject = target.load(device)
-        removals = [Removal((band,), meaning) for meaning in MEANINGS for band in range(subject.num_bands)]
-        scores = _score(target, subject, removals, max_tokens, measurement)
-        theta = mean_frequencies(subject)
-        rows = [
-            BandRemoval(
-                meaning=removal.meaning,
-                band=removal.bands[0],
-                wavelength=wavelength(theta[removal.bands[0]]),
-                increase=increase,
-                standard_error=error,
-            )
-            for removal, (increase, error) in zip(removals, scores.increases(), strict=True)
-        ]
-        return lambda: (Ablation(removals=rows, **scores.common(target, settings)), scores.arrays())
+    def each_band(theta: Sequence[float]) -> list[tuple[int, ...]]:
+        return [(band,) for band in range(len(theta))]
 
-    return measurement.carry_out(measure)
+    def row(removal: Removal, turn: float | None, increase: float, error: float | None) -> BandRemoval:
+        return {
+            "meaning": removal.meaning,
+            "band": removal.bands[0],
+            "wavelength": turn,
+            "increase": increase,
+            "standard_error": error,
+        }
+
+    return _carry_out(Ablation, FILE, each_band, row, target, max_tokens, device)
 
 
 def remove_slowest(target: Target, max_tokens: int | None, device: torch.device) -> SlowestRemovals:
@@ -70,29 +62,64 @@ def remove_slowest(target: Target, max_tokens: int | None, device: torch.device)
     Args:
         max_tokens: as in `leave_one_out`.
     """
-    max_tokens = max_tokens or enough_tokens(target.documents, target.length)
-    settings = _settings(target, max_tokens)
-    measurement = target.measurement(SlowestRemovals, SLOWEST_FILE, settings, device)
 
-    def measure() -> Callable[[], tuple[SlowestRemovals, Arrays]]:
+    def slowest_bands(theta: Sequence[float]) -> list[tuple[int, ...]]:
+        slowest = sorted(range(len(theta)), key=lambda band: (abs(theta[band]), -band))
+        return [tuple(slowest[:count]) for count in range(1, len(theta) + 1)]
+
+    def row(removal: Removal, turn: float | None, increase: float, error: float | None) -> SlowestRemoval:
+        return {
+            "meaning": removal.meaning,
+            "num_bands": len(removal.bands),
+            "band": removal.bands[-1],
+            "wavelength": turn,
+            "increase": increase,
+            "standard_error": error,
+        }
+
+    return _carry_out(SlowestRemovals, SLOWEST_FILE, slowest_bands, row, target, max_tokens, device)
+
+
+def _carry_out(
+    kind: type[Kind],
+    file: str,
+    choose: Callable[[Sequence[float]], list[tuple[int, ...]]],
+    row: Callable[[Removal, float | None, float, float | None], Any],
+    target: Target,
+    max_tokens: int | None,
+    device: torch.device,
+) -> Kind:
+    """Scores a target whole and without some bands.
+
+    Args:
+        choose: the bands to take away together, again and again, from all bands' frequencies.
+        row: what the result says about a removal, the wavelength of its last band, what it costs and the error of that.
+    """
+    max_tokens = max_tokens or enough_tokens(target.documents, target.length)
+    settings = {**target.settings, "windows": "first", "max_tokens": max_tokens}
+    measurement = target.measurement(kind, file, settings, device)
+
+    def measure() -> Callable[[], tuple[Kind, Arrays]]:
         subject = target.load(device)
+        windows = select(target.documents, target.length, True, max_tokens)
         theta = mean_frequencies(subject)
-        slowest = sorted(range(subject.num_bands), key=lambda band: (abs(theta[band]), -band))
-        counts = range(1, subject.num_bands + 1)
-        removals = [Removal(tuple(slowest[:count]), meaning) for meaning in MEANINGS for count in counts]
-        scores = _score(target, subject, removals, max_tokens, measurement)
+        removals: list[Removal] = [Removal(bands, meaning) for meaning in MEANINGS for bands in choose(theta)]
+        sums: list[Floats] = _sums(target, subject, [None, *removals], windows, measurement)
+        whole, without = sums[0], sums[1:]
+        counts = np.array([window.stop - window.start for window in windows], np.float64)
         rows = [
-            SlowestRemoval(
-                meaning=removal.meaning,
-                num_bands=len(removal.bands),
-                band=removal.bands[-1],
-                wavelength=wavelength(theta[removal.bands[-1]]),
-                increase=increase,
-                standard_error=error,
-            )
-            for removal, (increase, error) in zip(removals, scores.increases(), strict=True)
+            row(removal, wavelength(theta[removal.bands[-1]]), *paired_difference(each - whole, counts))
+            for removal, each in zip(removals, without, strict=True)
         ]
-        return lambda: (SlowestRemovals(removals=rows, **scores.common(target, settings)), scores.arrays())
+        result = kind(
+            **measurement.common,
+            num_documents=len(counts),
+            num_tokens=int(counts.sum()),
+            loss=float(whole.sum() / counts.sum()),
+            removals=rows,
+        )
+        by_meaning = np.stack(without).reshape(len(MEANINGS), -1, len(counts))
+        return lambda: (result, {"counts": counts, "whole": whole, "without": by_meaning})
 
     return measurement.carry_out(measure)
 
@@ -107,73 +134,38 @@ def enough_tokens(documents: Documents, length: int) -> int:
     return max(NUM_TOKENS, int(np.minimum(firsts, length).sum()))
 
 
-@dataclass(frozen=True)
-class _Scores:
-    """Sums of losses by document, whole and without some bands, and the tokens of each document."""
-
-    whole: Floats
-    without: list[Floats]
-    counts: Floats
-
-    def increases(self) -> list[tuple[float, float | None]]:
-        """What each removal costs, and its standard error."""
-        return [paired_difference(sums - self.whole, self.counts) for sums in self.without]
-
-    def common(self, target: Target, settings: dict[str, Any]) -> dict[str, Any]:
-        """What both results say."""
-        return {
-            "run": target.label,
-            "settings": settings,
-            "provenance": provenance(),
-            "num_documents": len(self.counts),
-            "num_tokens": int(self.counts.sum()),
-            "loss": float(self.whole.sum() / self.counts.sum()),
-        }
-
-    def arrays(self) -> Arrays:
-        """What lies beside them."""
-        without = np.stack(self.without).reshape(len(MEANINGS), -1, len(self.counts))
-        return {"counts": self.counts, "whole": self.whole, "without": without}
-
-
-def _settings(target: Target, max_tokens: int) -> dict[str, Any]:
-    return {**target.settings, "windows": "first", "max_tokens": max_tokens}
-
-
-def _score(
-    target: Target, subject: Subject, removals: Sequence[Removal], max_tokens: int, measurement: Measurement[Any]
-) -> _Scores:
-    windows = select(target.documents, target.length, True, max_tokens)
+def _sums(
+    target: Target,
+    subject: Subject,
+    removals: Sequence[Removal | None],
+    windows: Sequence[Piece],
+    measurement: Measurement[Any],
+) -> list[Floats]:
+    """The losses of each window, summed, for each removal; nothing is removed where that is None."""
     lengths = [window.stop - window.start for window in windows]
     display = Display()  # removals may each be too quick for a line of their own
-
-    def sums(removal: Removal | None, number: int) -> Floats:
+    found = []
+    for number, removal in enumerate(removals):
         label = "whole" if removal is None else f"{removal.meaning} of {' '.join(map(str, removal.bands))}"
-        scored = in_batches(
-            lengths,
-            lengths,
-            lambda batch: _start(subject, removal, target.documents.source, [windows[index] for index in batch]),
-            ranks=measurement.ranks,
-            partial=measurement.partial(label),
-            label=f"{target.name}, removal {number} of {len(removals)}" if number else target.name,
-        )
-        display.show(f"{target.name}, removals  {number} of {len(removals)}")
-        return np.array([values.sum(dtype=np.float64) for values in scored])
-
-    whole = sums(None, 0)
-    without = [sums(removal, number) for number, removal in enumerate(removals, start=1)]
-    return _Scores(whole, without, np.array(lengths, np.float64))
+        progress = f"{number} of {len(removals) - 1}"
+        work = measurement.work(f"{target.name}, removal {progress}" if number else target.name, label)
+        start = partial(_start, subject, removal, target.documents.source, windows)
+        scored = in_batches(work, lengths, lengths, start)
+        display.show(f"{target.name}, removals  {progress}")
+        found.append(np.array([values.sum(dtype=np.float64) for values in scored]))
+    return found
 
 
 def _start(
-    subject: Subject, removal: Removal | None, source: Source, windows: Sequence[Piece]
+    subject: Subject, removal: Removal | None, source: Source, windows: Sequence[Piece], batch: Sequence[int]
 ) -> Callable[[], npt.NDArray[np.float32]]:
-    """Scores some windows; the returned function waits for a GPU and gives their losses, end to end."""
-    losses = subject.losses([source.document(each.document, each.start, each.stop + 1) for each in windows], removal)
+    """Scores some of the windows; the returned function waits for a GPU and gives their losses, end to end."""
+    some = [windows[index] for index in batch]
+    losses = subject.losses([source.document(each.document, each.start, each.stop + 1) for each in some], removal)
 
     def wait() -> npt.NDArray[np.float32]:
         rows = losses.cpu().numpy()
-        return np.concatenate([row[: each.stop - each.start] for row, each in zip(rows, windows, strict=True)])
+        return np.concatenate([row[: each.stop - each.start] for row, each in zip(rows, some, strict=True)])
 
     return wait
 

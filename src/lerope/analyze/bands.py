@@ -8,7 +8,6 @@ cross-correlation, so an FFT gives all distances at once, exactly.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +20,9 @@ from lerope.core.signals import Signals
 from lerope.core.terminal import Display
 from lerope.data.shards import Tokens
 from lerope.evaluate.documents import Source
+from lerope.evaluate.measuring import Measurement
 from lerope.model.transformer import Transformer
 from lerope.results import Arrays, BandContribution, Bands, LayerBand
-from lerope.train.rundir import provenance
 
 Floats = npt.NDArray[np.float64]
 
@@ -50,6 +49,7 @@ def measure_bands(target: Target, num_rows: int, device: torch.device) -> Bands:
     rows = full_rows(target.documents.source, target.length, num_rows)
     settings = {**target.settings, "num_rows": len(rows)}
     check_rows(rows, target)
+    measurement = target.measurement(Bands, FILE, settings, device)
 
     def measured() -> Callable[[], tuple[Bands, Arrays]]:
         subject = target.load(device)
@@ -63,9 +63,9 @@ def measure_bands(target: Target, num_rows: int, device: torch.device) -> Bands:
             "key_norms": found.key_norms,
             "bounds": found.bounds,
         }
-        return lambda: (_summarise(target, settings, subject, found), arrays)
+        return lambda: (_summarise(measurement, target, subject, found), arrays)
 
-    return target.measurement(Bands, FILE, settings, device).carry_out(measured)
+    return measurement.carry_out(measured)
 
 
 def contributions(model: Transformer, rows: Sequence[Tokens], device: torch.device | str = "cpu") -> Floats:
@@ -112,16 +112,14 @@ def measure(subject: Subject, rows: Sequence[Tokens], label: str) -> Measured:
     )
 
 
-def _summarise(target: Target, settings: dict[str, Any], subject: Subject, measured: Measured) -> Bands:
+def _summarise(measurement: Measurement[Bands], target: Target, subject: Subject, measured: Measured) -> Bands:
     curves = measured.contributions
     rms, layer_rms = variation(curves.mean(0)), variation(curves)
     theta = mean_frequencies(subject)
     dominant = dominant_band(curves, subject.frequencies)
     others = np.delete(rms, dominant) if dominant is not None else np.zeros(1)
     return Bands(
-        run=target.label,
-        settings=settings,
-        provenance=provenance(),
+        **measurement.common,
         train_length=target.train_length,
         dominant_band=dominant,
         dominant_wavelength=None if dominant is None else wavelength(theta[dominant]),

@@ -19,7 +19,6 @@ from lerope.model.saved import load_model
 from lerope.model.transformer import Transformer
 from lerope.results import Arrays, BandSetBack, Beyond
 from lerope.rotary import frequencies as fq
-from lerope.train.rundir import provenance
 
 TIMES = 4
 """How many train lengths documents reach, unless said."""
@@ -78,7 +77,7 @@ def set_back(target: Target, to: int | None, max_tokens: int | None, device: tor
         scored = [_score(target, model, own, rope, change, windows, to, measurement) for change in changes]
         counts = np.array([(min(w.stop, length), w.stop - length) for w in windows], np.float64).T
         rows = [_row(change, own, rope, each, scored[0], counts) for change, each in zip(changes, scored, strict=True)]
-        return lambda: _result(target, settings, scored, counts, rows[1:])
+        return lambda: _result(measurement, scored, counts, rows[1:])
 
     return measurement.carry_out(measure)
 
@@ -121,14 +120,7 @@ def _score(
     model.encoding = model.encoding.freeze(changed)
     scorer = Scorer(model, train_length=target.train_length, device=measurement.ranks.device)
     label = "as learned" if not bands else f"band {bands[0]} set back" if len(bands) == 1 else "all bands set back"
-    losses = window_losses(
-        scorer,
-        target.documents.source,
-        windows,
-        ranks=measurement.ranks,
-        partial=measurement.partial(label),
-        label=f"{target.name}, {label}",
-    )
+    losses = window_losses(measurement.work(f"{target.name}, {label}", label), scorer, target.documents.source, windows)
     split = target.train_length
     parts = [[values[where].sum(dtype=np.float64) for values in losses] for where in (slice(split), slice(split, None))]
     sums, _ = position_sums(losses, to)
@@ -157,15 +149,14 @@ def _row(
 
 
 def _result(
-    target: Target, settings: dict[str, Any], scored: list[_Scored], counts: Floats, rows: list[BandSetBack]
+    measurement: Measurement[Beyond], scored: list[_Scored], counts: Floats, rows: list[BandSetBack]
 ) -> tuple[Beyond, Arrays]:
-    learned, edges = scored[0], _edges(settings["to"])
+    learned, to = scored[0], measurement.settings["to"]
+    edges = _edges(to)
     lengths = counts.sum(0)
-    numbers = np.array([(lengths > position).sum() for position in range(settings["to"])], np.float64)
+    numbers = np.array([(lengths > position).sum() for position in range(to)], np.float64)
     result = Beyond(
-        run=target.label,
-        settings=settings,
-        provenance=provenance(),
+        **measurement.common,
         num_documents=counts.shape[1],
         num_tokens=int(counts[1].sum()),
         within_loss=float(learned.within.sum() / counts[0].sum()),

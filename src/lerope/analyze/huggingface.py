@@ -20,9 +20,10 @@ from lerope.analyze.subjects import Removal, See, Turned, as_complex
 from lerope.core.extras import install
 from lerope.core.files import sha256_of
 from lerope.data.shards import Tokens
-from lerope.data.sources import find_parts, read_part
+from lerope.data.sources import read_texts, sources_in_words
 from lerope.evaluate.documents import Documents, Texts
 from lerope.evaluate.filler import load_filler
+from lerope.evaluate.scorer import as_tensor
 
 _ROTATE = "apply_rotary_pos_emb"
 # Tokens whose losses are computed at a time: logits in float32 are large.
@@ -57,9 +58,7 @@ def folder_documents(folder: Path, text: Sequence[str], length: int) -> Document
     """
     tokenizer = _load("AutoTokenizer", folder)
     if text:
-        parts = (part for source in text for part in find_parts(source))
-        texts = [each for part in parts for record in read_part(part) for each in record.texts if each]
-        name = ", ".join(Path(source).name if Path(source).exists() else source for source in text)
+        texts, name = list(read_texts(text)), sources_in_words(text)
     else:
         filler = load_filler()
         texts, name = [" ".join(filler.sentences)], filler.name
@@ -129,7 +128,7 @@ class HuggingFaceModel:
         with self._rotating(change):
             for number, row in enumerate(rows):
                 logits = self._run(row[:-1])
-                targets = torch.from_numpy(row[1:].astype("int64")).to(self.device)
+                targets = as_tensor(row[1:]).to(self.device)
                 parts = zip(logits.split(_LOSS_TOKENS), targets.split(_LOSS_TOKENS), strict=True)
                 losses = [functional.cross_entropy(some.float(), wanted, reduction="none") for some, wanted in parts]
                 found[number, : len(row) - 1] = torch.cat(losses)
@@ -138,7 +137,7 @@ class HuggingFaceModel:
     @torch.no_grad()
     def _run(self, row: Tokens) -> Tensor:
         """Logits of one row, (length, vocabulary)."""
-        tokens = torch.from_numpy(row.astype("int64"))[None].to(self.device)
+        tokens = as_tensor(row)[None].to(self.device)
         logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits[0]
         return logits
 

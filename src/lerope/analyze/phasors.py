@@ -14,7 +14,7 @@ queries and keys give C_m(d) e^{i d theta_m} in the very numbers that the model 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,11 @@ from lerope.core.encoding import Layout
 from lerope.core.signals import Signals
 from lerope.core.terminal import Display
 from lerope.data.shards import Tokens
+from lerope.evaluate.measuring import Measurement
+from lerope.evaluate.scorer import as_tensor
 from lerope.model.transformer import Transformer
 from lerope.results import Arrays, PhasorBand, Phasors
-from lerope.rotary.rotate import Rotation
-from lerope.train.rundir import provenance
+from lerope.rotary.rotation import Rotation
 
 Floats = npt.NDArray[np.float64]
 
@@ -74,6 +75,7 @@ def measure_phasors(target: Target, num_rows: int, layer: int | None, device: to
     rows = full_rows(target.documents.source, target.length + 1, num_rows)
     settings = {**target.settings, "num_rows": len(rows), "layer": layer}
     check_rows(rows, target)
+    measurement = target.measurement(Phasors, FILE, settings, device)
 
     def measured() -> Callable[[], tuple[Phasors, Arrays]]:
         subject = target.load(device)
@@ -82,9 +84,9 @@ def measure_phasors(target: Target, num_rows: int, layer: int | None, device: to
             raise ValueError(f"layer must be 0 to {subject.num_layers - 1}; got {layer}.")
         layers = list(range(subject.num_layers)) if layer is None else [layer]
         sums = gradient_phasors(subject.model, rows, layers, device, f"{target.name}, phasors")
-        return lambda: _summarise(target, settings, sums, layers)
+        return lambda: _summarise(measurement, sums, layers)
 
-    return target.measurement(Phasors, FILE, settings, device).carry_out(measured)
+    return measurement.carry_out(measured)
 
 
 def gradient_phasors(
@@ -115,9 +117,10 @@ def gradient_phasors(
             total += loss
             for at, layer in enumerate(layers):
                 record = seen[layer]
-                autograd[at] += record.gradient.double().view(num_sets, num_bands)
+                assert record.frequencies.grad is not None
+                autograd[at] += record.frequencies.grad.double().view(num_sets, num_bands)
                 for head in range(num_heads):
-                    q, k, v, g = (x[0, :, head].double() for x in record.parts)
+                    q, k, v, g = (x[0, :, head].double() for x in (*record.turned, record.v, record.g))
                     phasors, shares = head_phasors(q, k, v, g, num_bands, encoding.layout)
                     which = head * num_sets // num_heads
                     turned[at, which, :, : len(q)] += phasors
@@ -215,28 +218,12 @@ def _offset_sines(weights: Tensor, q: Tensor, keys: Tensor, offsets: Tensor) -> 
     return (q * (own * plain - moved).conj()).imag
 
 
-@dataclass
-class _Record:
-    """What one layer did with one row."""
-
-    rotation: "_Recording"
-    v: Tensor = field(init=False)
-    g: Tensor = field(init=False)
-
-    @property
-    def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return *self.rotation.turned, self.v, self.g
-
-    @property
-    def gradient(self) -> Tensor:
-        assert self.rotation.frequencies.grad is not None
-        return self.rotation.frequencies.grad
-
-
 class _Recording(Rotation):
-    """A rotation that keeps its output."""
+    """A rotation that keeps what its layer did with one row: its output, values, and the gradient of attention's."""
 
-    __slots__ = ("turned",)
+    __slots__ = ("g", "turned", "v")
+    v: Tensor
+    g: Tensor
 
     def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         out = super().__call__(q, k)
@@ -246,21 +233,20 @@ class _Recording(Rotation):
 
 def _run(
     model: Transformer, row: Tokens, theta: dict[int, Tensor], num_tokens: int
-) -> tuple[dict[int, _Record], float]:
+) -> tuple[dict[int, _Recording], float]:
     """Forwards and backwards; what the layers of `theta` did, and the row's part of the loss."""
     encoding = model.encoding
     device = next(iter(theta.values())).device
-    tokens = torch.from_numpy(row.astype("int64")).to(device)
+    tokens = as_tensor(row).to(device)
     positions = torch.arange(len(row) - 1, device=device)
-    records: dict[int, _Record] = {}
+    records: dict[int, _Recording] = {}
     rotations: list[Rotation] = []
     for layer in range(model.config.num_layers):
         if layer in theta:
             leaf = theta[layer].clone().requires_grad_()
             # The middle of the row as origin: the least rounding in autograd's sum.
-            rotation = _Recording(positions, leaf, encoding.layout, encoding.head_dim, (len(row) - 2) // 2)
-            records[layer] = _Record(rotation)
-            rotations.append(rotation)
+            records[layer] = _Recording(positions, leaf, encoding.layout, encoding.head_dim, (len(row) - 2) // 2)
+            rotations.append(records[layer])
         else:
             rotations.append(encoding.rotation(positions, None if encoding.num_layers is None else layer))
     with _recording(model, records), torch.enable_grad():
@@ -271,19 +257,19 @@ def _run(
 
 
 @contextmanager
-def _recording(model: Transformer, records: dict[int, _Record]) -> Iterator[None]:
+def _recording(model: Transformer, records: dict[int, _Recording]) -> Iterator[None]:
     """While entered, forward passes leave values and the gradient of attention's output in the records."""
     hooks: list[Any] = []
     for layer, record in records.items():
         attention: Any = model.blocks[layer].attention
 
         def keep_values(
-            module: Any, args: Any, out: Tensor, record: _Record = record, split: Any = attention.split
+            module: Any, args: Any, out: Tensor, record: _Recording = record, split: Any = attention.split
         ) -> None:
             record.v = out.detach().unflatten(-1, split)[..., 2, :, :]
 
         def keep_gradient(
-            module: Any, args: tuple[Tensor], record: _Record = record, split: Any = attention.split
+            module: Any, args: tuple[Tensor], record: _Recording = record, split: Any = attention.split
         ) -> None:
             def keep(grad: Tensor) -> None:
                 record.g = grad.unflatten(-1, split[1:])
@@ -308,7 +294,7 @@ def _worst(form: Tensor, autograd: Tensor) -> float:
 
 
 def _summarise(
-    target: Target, settings: dict[str, Any], sums: Sums, layers: list[int]
+    measurement: Measurement[Phasors], sums: Sums, layers: list[int]
 ) -> tuple[Phasors, dict[str, npt.NDArray[Any]]]:
     """Everything that follows from the phasors."""
     theta = sums.frequencies
@@ -354,9 +340,7 @@ def _summarise(
         **{f"{name}_histogram": _histograms(values, edges) for name, values in scales.items()},
     }
     result = Phasors(
-        run=target.label,
-        settings=settings,
-        provenance=provenance(),
+        **measurement.common,
         layers=layers,
         loss=sums.loss,
         relative_error=sums.error,

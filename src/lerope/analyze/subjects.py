@@ -10,13 +10,13 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from lerope.core.encoding import Layout
 from lerope.data.loader import IGNORED
 from lerope.data.shards import Tokens
+from lerope.evaluate.scorer import as_tensor, padded
 from lerope.model.transformer import Transformer
-from lerope.rotary.rotate import Rotation
+from lerope.rotary.rotation import Rotation
 
 Meaning = Literal["contribution", "frequency"]
 MEANINGS: tuple[Meaning, ...] = ("contribution", "frequency")
@@ -86,12 +86,12 @@ class OwnModel:
 
     @torch.no_grad()
     def watch(self, row: Tokens, see: See) -> None:
-        self._hidden(torch.from_numpy(row.astype("int64"))[None], lambda layer: _Watched(self, layer, len(row), see))
+        self._hidden(as_tensor(row)[None], lambda layer: _Watched(self, layer, len(row), see))
 
     @torch.no_grad()
     def losses(self, rows: Sequence[Tokens], removal: Removal | None = None) -> Tensor:
-        tokens = _padded([row[:-1] for row in rows], 0)
-        targets = _padded([row[1:] for row in rows], IGNORED).to(self.device)
+        tokens = padded([row[:-1] for row in rows])
+        targets = padded([row[1:] for row in rows], IGNORED).to(self.device)
         hidden = self._hidden(tokens, lambda layer: _Removed(self, layer, tokens.shape[1], removal))
         return self.model.head.token_losses(hidden, targets)
 
@@ -149,7 +149,3 @@ class _Removed(Rotation):
 
     def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return super().__call__(q if self.kept is None else q * self.kept, k)
-
-
-def _padded(rows: list[Tokens], value: int) -> Tensor:
-    return pad_sequence([torch.from_numpy(row.astype("int64")) for row in rows], True, value)

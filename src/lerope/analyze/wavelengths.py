@@ -5,17 +5,16 @@ wavelength of more than four train lengths, so that it turns by less than a quar
 """
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lerope.analyze.targets import Target, wavelength
 from lerope.core.run import FREQUENCIES, HISTORY, Run, read_history
+from lerope.evaluate.measuring import Measurement
 from lerope.results import Arrays, BandFrequency, FrequencySet, LearnedFrequencies
 from lerope.rotary.artifact import Frequencies
 from lerope.rotary.frequencies import DEAD_TURNS, geometric
-from lerope.train.rundir import provenance
 
 Floats = npt.NDArray[np.float64]
 
@@ -31,17 +30,18 @@ def describe_frequencies(target: Target) -> LearnedFrequencies:
         raise ValueError(f"{target.path} is not a run, so its frequencies have no history; leave the part out.")
     run = target.run
     settings = {"suppressed_lengths": _SUPPRESSED_LENGTHS, "suppressed_factor": _SUPPRESSED_FACTOR}
+    measurement = target.measurement(LearnedFrequencies, FILE, settings)
 
     def describe() -> tuple[LearnedFrequencies, Arrays]:
         run.check_model(FREQUENCIES)
         saved = Frequencies.load(run.model / FREQUENCIES)
         steps, history = through_training(run, saved)
-        return _described(target, settings, saved), {"steps": steps, "frequencies": history}
+        return _described(measurement, target, saved), {"steps": steps, "frequencies": history}
 
-    return target.measurement(LearnedFrequencies, FILE, settings).carry_out(lambda: describe)
+    return measurement.carry_out(lambda: describe)
 
 
-def _described(target: Target, settings: dict[str, Any], saved: Frequencies) -> LearnedFrequencies:
+def _described(measurement: Measurement[LearnedFrequencies], target: Target, saved: Frequencies) -> LearnedFrequencies:
     theta = np.asarray(saved.frequencies, np.float64)
     num_bands = theta.shape[-1]
     rope = None if saved.base is None else geometric(saved.rotary_dim, saved.base).double().numpy()
@@ -60,9 +60,7 @@ def _described(target: Target, settings: dict[str, Any], saved: Frequencies) -> 
         )
         bands += [_band(layer, head, m, values, rope, target.train_length) for m in range(num_bands)]
     return LearnedFrequencies(
-        run=target.label,
-        settings=settings,
-        provenance=provenance(),
+        **measurement.common,
         train_length=target.train_length,
         base=saved.base,
         sharing=saved.sharing,

@@ -14,7 +14,7 @@ from lerope.bench.timing import Candidate, Parts, free
 from lerope.core.encoding import Layout
 from lerope.results import LayoutTime, RotaryTime
 from lerope.rotary.encodings import RoPE
-from lerope.rotary.rotate import Rotation
+from lerope.rotary.rotation import Rotation
 
 PARTS = ("forward", "backward")
 HEAD_DIM = 64

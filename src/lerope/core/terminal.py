@@ -23,11 +23,11 @@ class Console(rich.console.Console):
 
 
 class Display:
-    """Shows the latest state of a job; other output makes sense without it."""
+    """Shows the latest state of a job, unless it is to be quiet; other output makes sense without it."""
 
-    def __init__(self) -> None:
-        self._console = Console(soft_wrap=True)
-        self._status = self._console.status("") if self._console.is_terminal else None
+    def __init__(self, quiet: bool = False) -> None:
+        self._console = Console(soft_wrap=True, quiet=quiet)
+        self._status = self._console.status("") if self._console.is_terminal and not quiet else None
         self._next_line = time.monotonic() + _LINE_SECONDS
 
     def __enter__(self) -> "Display":

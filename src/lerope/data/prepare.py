@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from lerope.core.files import write_whole
 from lerope.core.locks import locked
@@ -109,6 +110,22 @@ def prepare(
         share = Share.parse(part)
         share.check(parts, settings)
         parts, settings["part"], directory = share.of(parts), part, share.folder(directory)
+    return _prepare(directory, settings, parts, training, tokenizer, num_workers or _num_cores())
+
+
+def _prepare(
+    directory: Path,
+    settings: dict[str, Any],
+    parts: Parts,
+    training: list[Part],
+    tokenizer: str | os.PathLike[str] | None,
+    num_workers: int,
+) -> Manifest:
+    """Prepares a corpus from these parts, from where an earlier start left it.
+
+    Args:
+        training: what a tokenizer is trained or tried on, however few of the parts are this machine's share.
+    """
     with locked(directory), full_disk_explained(directory):
         if (directory / MANIFEST).exists():
             manifest = Manifest.load(directory)
@@ -117,14 +134,14 @@ def prepare(
             print(f"{directory} is complete.")
             return manifest
         with Signals() as signals, Display() as display:
-            for source in (*sources, *validation):
-                if left := left_out(source, text_field):
+            for source in (*settings["sources"], *settings["validation"]):
+                if left := left_out(source, settings["text_field"]):
                     files = ", ".join(f"{count:,} {ending}" for ending, count in [*left.items()][:6])
                     display.say(f"Not read in {source}: {files}.")
             progress = Progress.open(directory, settings)
             progress.save(directory)
             model = _make_tokenizer(directory, progress, tokenizer, training, signals, display)
-            splits = _encode(directory, progress, model, parts, num_workers or _num_cores(), signals, display)
+            splits = _encode(directory, progress, model, parts, num_workers, signals, display)
             return _finish(directory, progress, model, splits)
 
 

@@ -6,14 +6,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from lerope.core.files import read_json, write_json
 from lerope.core.terminal import duration
-from lerope.data.shards import SPLITS
+from lerope.data.shards import SPLITS, SplitName
 
 PROGRESS = "progress.json"
 _MEANING = {"files": "the names or sizes of the sources' files", "tokenizer": "the tokenizer's content"}
+
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Counts = dict[SplitName, Count]
+
+
+def _none() -> Counts:
+    return dict.fromkeys(SPLITS, 0)
 
 
 @dataclass(kw_only=True)
@@ -23,32 +33,27 @@ class Progress:
     settings: dict[str, Any]
     tokenizer_sha256: str | None = None
     """None until the tokenizer exists."""
-    part: int = 0
-    record: int = 0
+    part: Count = 0
+    record: Count = 0
     """The next record of the part to read."""
-    num_bytes_read: int = 0
-    num_skipped: int = 0
-    num_documents: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    num_tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    num_bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    num_code_bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    num_bytes_read: Count = 0
+    num_skipped: Count = 0
+    num_documents: Counts = field(default_factory=_none)
+    num_tokens: Counts = field(default_factory=_none)
+    num_bytes: Counts = field(default_factory=_none)
+    num_code_bytes: Counts = field(default_factory=_none)
     """Those of source code."""
-    shards: dict[str, list[list[int]]] = field(default_factory=lambda: {split: [] for split in SPLITS})
-    """What the writers' `state` method returned."""
+    shards: dict[SplitName, list[tuple[Count, Count]]] = field(default_factory=lambda: {split: [] for split in SPLITS})
+    """Documents and tokens of each shard, as the writers' `state` method returned them."""
 
     def __post_init__(self) -> None:
         for name in ("num_documents", "num_tokens", "num_bytes", "num_code_bytes", "shards"):
-            if getattr(self, name).keys() != set(SPLITS):
+            if len(getattr(self, name)) != len(SPLITS):
                 raise ValueError(f"{name} must be about {' and '.join(SPLITS)}; got {', '.join(getattr(self, name))}")
         for split, sizes in self.shards.items():
-            if any(len(size) != 2 for size in sizes):
-                raise ValueError(f"shards.{split} must be pairs of documents and tokens")
             found = [sum(size[which] for size in sizes) for which in (0, 1)]
             if found != [self.num_documents[split], self.num_tokens[split]]:
                 raise ValueError(f"shards.{split} must add up to num_documents and num_tokens; got {found}")
-        bytes_of_splits = (*self.num_bytes.values(), *self.num_code_bytes.values())
-        if min(self.part, self.record, self.num_bytes_read, self.num_skipped, *bytes_of_splits) < 0:
-            raise ValueError("counts must be 0 or more")
 
     def save(self, directory: Path) -> None:
         """Writes the file whole or not at all."""

@@ -8,7 +8,7 @@ end to end) and `SPLIT-00000.ends` (for each document the offset, in tokens, at 
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -141,9 +141,9 @@ def _is_code(source: Any) -> bool:
 class SplitWriter:
     """Appends documents to the shards of one split; can go back to what `state` returned."""
 
-    def __init__(self, directory: Path, split: SplitName, dtype: np.dtype[Any], state: list[list[int]] | None = None):
+    def __init__(self, directory: Path, split: SplitName, dtype: np.dtype[Any], state: Sequence[tuple[int, int]] = ()):
         self.directory, self.split, self.dtype = directory, split, dtype
-        self._sizes = [list(size) for size in state or []]  # [documents, tokens] of each shard
+        self._sizes = [list(size) for size in state]  # [documents, tokens] of each shard
         sizes: dict[Path, int] = {}
         for index, (documents, tokens) in enumerate(self._sizes):
             sizes |= {self._path(index, "ends"): 8 * documents, self._path(index, "tokens"): dtype.itemsize * tokens}
@@ -174,13 +174,13 @@ class SplitWriter:
             size[1] += count
             tokens, begin = tokens[count:], begin + len(ends)
 
-    def state(self) -> list[list[int]]:
-        """[documents, tokens] of each shard, once everything has reached the disk."""
+    def state(self) -> list[tuple[int, int]]:
+        """Documents and tokens of each shard, once everything has reached the disk."""
         for index in range(len(self._sizes)):
             for kind in ("tokens", "ends"):
                 with self._path(index, kind).open("rb") as file:
                     os.fsync(file.fileno())
-        return [list(size) for size in self._sizes]
+        return [(documents, tokens) for documents, tokens in self._sizes]
 
     def finish(self) -> list[Shard]:
         """Hashes every shard and describes it."""
@@ -258,43 +258,38 @@ class Corpus:
 
     def hash_files(self) -> Iterator[Path]:
         """Hashes every file, one with each step of the iterator; raises at one that does not match the manifest."""
-        for path, wanted in self._hashes().items():
+        for path, wanted, _ in self._files():
             _check_hash(path, wanted)
             yield path
 
-    def _hashes(self) -> dict[Path, str]:
-        """What the manifest says about each file."""
-        hashes = {self.tokenizer_path: self.manifest.tokenizer_sha256}
-        for split in self.manifest.splits.values():
-            for shard in split.shards:
-                tokens, ends = (self.directory / f"{shard.name}.{kind}" for kind in ("tokens", "ends"))
-                hashes |= {tokens: shard.tokens_sha256, ends: shard.ends_sha256}
-        return hashes
-
-    def _check_files(self, verify: Verify) -> None:
-        hashes = self._hashes()
-        sizes: dict[Path, int] = {}
+    def _files(self) -> Iterator[tuple[Path, str, int | None]]:
+        """Each file, its hash and its size by the manifest, which does not know the tokenizer's size."""
+        yield self.tokenizer_path, self.manifest.tokenizer_sha256, None
         itemsize = token_dtype(self.manifest.vocab_size).itemsize
         for split in self.manifest.splits.values():
             for shard in split.shards:
-                sizes[self.directory / f"{shard.name}.tokens"] = shard.num_tokens * itemsize
-                sizes[self.directory / f"{shard.name}.ends"] = shard.num_documents * 8
-        for path in hashes:
+                yield self.directory / f"{shard.name}.tokens", shard.tokens_sha256, shard.num_tokens * itemsize
+                yield self.directory / f"{shard.name}.ends", shard.ends_sha256, shard.num_documents * 8
+
+    def _check_files(self, verify: Verify) -> None:
+        now: dict[str, list[Any]] = {}
+        for path, sha256, wanted in self._files():
             if not path.is_file():
                 raise ValueError(f"{path} is missing although the manifest lists it; {_AGAIN}.")
-            size = path.stat().st_size
-            if size != sizes.get(path, size):
+            found = path.stat()
+            if wanted not in (None, found.st_size):
                 raise ValueError(
-                    f"{path} must have {sizes[path]:,} bytes; got {size:,}: it was truncated or changed, {_AGAIN}."
+                    f"{path} must have {wanted:,} bytes; got {found.st_size:,}: it was truncated or changed, {_AGAIN}."
                 )
-        if verify != "sizes":
-            seen = _read_verified(self.directory) if verify == "changed" else {}
-            now = {path.name: [path.stat().st_mtime_ns, path.stat().st_size, hashes[path]] for path in hashes}
-            for path, wanted in hashes.items():
-                if seen.get(path.name) != now[path.name]:
-                    _check_hash(path, wanted)
-            if seen != now:
-                _write_verified(self.directory, now)
+            now[path.name] = [found.st_mtime_ns, found.st_size, sha256]
+        if verify == "sizes":
+            return
+        seen = _read_verified(self.directory) if verify == "changed" else {}
+        for path, sha256, _ in self._files():
+            if seen.get(path.name) != now[path.name]:
+                _check_hash(path, sha256)
+        if seen != now:
+            _write_verified(self.directory, now)
 
 
 def _check_hash(path: Path, wanted: str) -> None:

@@ -115,6 +115,19 @@ def read_part(part: Part, start: int = 0) -> Iterator[Record]:
     return read(path, start, part.field, part.skip_invalid)
 
 
+def read_texts(sources: Iterable[str]) -> Iterator[str]:
+    """The documents of some sources, in order, without empty ones."""
+    for source in sources:
+        for part in find_parts(source):
+            for record in read_part(part):
+                yield from filter(None, record.texts)
+
+
+def sources_in_words(sources: Iterable[str]) -> str:
+    """What to call sources: files and folders by their names alone."""
+    return ", ".join(Path(source).name if Path(source).exists() else source for source in sources)
+
+
 def parts_digest(parts: Iterable[Part]) -> str:
     """A hash of names and sizes, to detect that a source has changed."""
     hasher = hashlib.sha256()

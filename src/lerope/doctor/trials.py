@@ -17,7 +17,7 @@ from lerope.core.ladder import ModelConfig
 from lerope.core.recipe import Kernel
 from lerope.model.attention import Backend, DocumentMask
 from lerope.model.kernels.layers import FastHead, FastLinear, FastMLP, FastNorm
-from lerope.rotary.rotate import Rotation
+from lerope.rotary.rotation import Rotation
 
 Function = Callable[..., Sequence[Tensor]]
 

@@ -2,16 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
 
-from lerope.data.shards import Tokens
 from lerope.evaluate.haystack import Prompt
-from lerope.evaluate.work import Floats, in_batches
-from lerope.train.parallel import Ranks
+from lerope.evaluate.scorer import Scorer
+from lerope.evaluate.work import Floats, Work, in_batches
 
 OTHER, GOLD, DISTRACTOR = 0, 1, 2
 
@@ -27,17 +24,7 @@ class Place(NamedTuple):
     sample: int
 
 
-class Predictor(Protocol):
-    """What a Scorer does for the needle test."""
-
-    def log_probabilities(
-        self, rows: Sequence[Tokens], last: Sequence[int], lengths: Sequence[int] | None = None
-    ) -> list[Tensor]:
-        """The log-probabilities of all tokens in place of each row's last tokens: (last, vocab_size) per row."""
-        ...
-
-
-def ask(scorer: Predictor, prompts: Sequence[Prompt]) -> Floats:
+def ask(scorer: Scorer, prompts: Sequence[Prompt]) -> Floats:
     """The outcome, gold's log-probability per token, the mean and the worst margin of each prompt: (prompts, 4).
 
     One pass over each prompt followed by its gold value tells whether the greedy answer is gold: it is if and only
@@ -82,29 +69,12 @@ def _margins(prompt: Prompt, scores: Floats) -> list[float]:
     return found
 
 
-def ask_all(
-    scorer: Predictor,
-    prompt: Callable[[Place], Prompt],
-    places: Sequence[Place],
-    *,
-    ranks: Ranks,
-    partial: Path,
-    label: str,
-    batch_tokens: int | None = None,
-) -> Floats:
-    """The records of `ask` for the prompts at these places, in their order, on the main rank; nothing elsewhere.
-
-    Args:
-        partial, label, batch_tokens: see `in_batches`.
-    """
+def ask_all(work: Work, scorer: Scorer, prompt: Callable[[Place], Prompt], places: Sequence[Place]) -> Floats:
+    """The records of `ask` for the prompts at these places, in their order, on the main rank; nothing elsewhere."""
 
     def start(batch: list[int]) -> Callable[[], Floats]:
         records = ask(scorer, [prompt(places[index]) for index in batch])
         return records.ravel
 
-    lengths = [place.length for place in places]
-    num_values = [_NUM_FIELDS] * len(places)
-    records = in_batches(
-        lengths, num_values, start, ranks=ranks, partial=partial, label=label, batch_tokens=batch_tokens
-    )
+    records = in_batches(work, [place.length for place in places], [_NUM_FIELDS] * len(places), start)
     return np.concatenate([np.zeros(0, np.float32), *records]).reshape(-1, _NUM_FIELDS)

@@ -1,18 +1,17 @@
 """What is scored: a split of a prepared corpus, or texts from outside, with a fingerprint that says which."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from lerope.core.files import sha256_of
 from lerope.core.run import TOKENIZER, Run
 from lerope.data.packing import Lengths
 from lerope.data.shards import Corpus, Tokens, Verify
-from lerope.data.sources import find_parts, read_part
+from lerope.data.sources import read_texts, sources_in_words
 from lerope.data.tokenizer import Tokenizer
 
 
@@ -65,7 +64,7 @@ def validation_documents(run: Run, data: Path | None = None, verify: Verify = "c
         raise ValueError(
             f"{own} has changed since {run.path} was trained on it; restore it, or name another corpus with --data."
         )
-    if not is_own and corpus.manifest.tokenizer_sha256 != _tokenizer_sha256(run):
+    if not is_own and corpus.manifest.tokenizer_sha256 != run_tokenizer(run).sha256:
         raise ValueError(f"{corpus.directory} has a different tokenizer from {run.path}; prepare it with --tokenizer.")
     split = corpus.validation
     if not len(split):
@@ -79,11 +78,11 @@ def outside_documents(run: Run, sources: Sequence[str], max_tokens: int | None =
 
     Reads no more than it takes to reach `max_tokens`.
     """
-    tokenizer = Tokenizer(run.path / "model" / TOKENIZER, run.recipe.model.vocab_size)
+    tokenizer = run_tokenizer(run)
     tokens: list[Tokens] = []
     digest = hashlib.sha256(tokenizer.sha256.encode())
     num_bytes = num_tokens = 0
-    for text in _texts(sources):
+    for text in read_texts(sources):
         (document,) = tokenizer.encode([text])
         tokens.append(document)
         digest.update(len(document).to_bytes(8, "little") + document.astype("<u4").tobytes())
@@ -93,19 +92,12 @@ def outside_documents(run: Run, sources: Sequence[str], max_tokens: int | None =
             break
     if not tokens:
         raise ValueError(f"{', '.join(sources)} holds no text; name sources with text.")
-    name = ", ".join(Path(source).name if Path(source).exists() else source for source in sources)
-    return Documents(name, Texts(tokens), digest.hexdigest(), num_bytes, False)
+    return Documents(sources_in_words(sources), Texts(tokens), digest.hexdigest(), num_bytes, False)
 
 
-def _texts(sources: Sequence[str]) -> Iterator[str]:
-    for source in sources:
-        for part in find_parts(source):
-            for record in read_part(part):
-                yield from filter(None, record.texts)
-
-
-def _tokenizer_sha256(run: Run) -> str:
-    path = run.path / "model" / TOKENIZER
-    if not path.is_file():
-        raise ValueError(f"{path} is missing; restore it, or evaluate on the run's own data.")
-    return sha256_of(path)
+def run_tokenizer(run: Run) -> Tokenizer:
+    """The tokenizer that a finished run has beside its model."""
+    file = run.model / TOKENIZER
+    if not file.is_file():
+        raise ValueError(f"{file} is missing, so text cannot become tokens; put the tokenizer of its data there.")
+    return Tokenizer(file, run.recipe.model.vocab_size)

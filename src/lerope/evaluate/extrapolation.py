@@ -4,16 +4,15 @@ Documents are cut at `to` tokens. Those no longer than the train length are the 
 once.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from lerope.core.checks import check_count, check_number
-from lerope.core.run import Run, finished_run
+from lerope.core.run import finished_run
 from lerope.data.packing import Piece
-from lerope.evaluate.losses import Floats64, position_sums, window_losses
+from lerope.evaluate.losses import Floats64, binned, position_sums, window_losses
 from lerope.evaluate.measuring import Measurement, file_name
 from lerope.evaluate.perplexity import EvalRequest, document_words, perplexity, select
 from lerope.evaluate.scorer import Scorer, Stretch
@@ -21,7 +20,6 @@ from lerope.evaluate.work import Floats
 from lerope.model.saved import load_model
 from lerope.results import Arrays, Extrapolation, ExtrapolationBin, ExtrapolationRow
 from lerope.train.parallel import start_ranks
-from lerope.train.rundir import provenance
 
 TEMPERATURES = (0.05, 0.1, 0.15, 0.2)
 # YaRN's own, also tried with the slow bands and the dominant band.
@@ -114,19 +112,12 @@ def extrapolate(
             scorer = Scorer(
                 model, train_length=train_length, device=ranks.device, precision=request.precision, stretch=stretch
             )
-            return window_losses(
-                scorer,
-                documents.source,
-                some,
-                ranks=ranks,
-                partial=measurement.partial(label),
-                label=f"{run.name}, {label}",
-                batch_tokens=request.batch_tokens,
-            )
+            work = measurement.work(f"{run.name}, {label}", label, request.batch_tokens)
+            return window_losses(work, scorer, documents.source, some)
 
         same = score(Stretch(), short, "documents within the train length") if short else []
         ways = [Way(how, score(how, long, name(how))) for how in stretches(temperatures, dominant_band)]
-        return lambda: _summarise(run, settings, same, ways, to, train_length)
+        return lambda: _summarise(measurement, same, ways)
 
     return measurement.carry_out(measure)
 
@@ -141,8 +132,9 @@ def name(stretch: Stretch) -> str:
 
 
 def _summarise(
-    run: Run, settings: dict[str, Any], same: list[Floats], ways: list[Way], to: int, train_length: int
+    measurement: Measurement[Extrapolation], same: list[Floats], ways: list[Way]
 ) -> tuple[Extrapolation, Arrays]:
+    to, train_length = measurement.settings["to"], measurement.settings["train_length"]
     rows: list[ExtrapolationRow] = []
     bins: list[ExtrapolationBin] = []
     curves: dict[str, Floats64] = {}
@@ -160,9 +152,9 @@ def _summarise(
                 "label": name(way.stretch),
             }
             rows.append(_row(label, len(chosen), sums, counts, train_length))
-            bins += _bins(label, sums, counts, to)
+            bins += [cast(ExtrapolationBin, {**label, **each}) for each in binned(sums, counts, _NUM_BINS, to)]
             curves |= {f"{selection}.{number}.sums": sums, f"{selection}.{number}.counts": counts}
-    result = Extrapolation(run=run.label, settings=settings, provenance=provenance(), ways=rows, by_position=bins)
+    result = Extrapolation(**measurement.common, ways=rows, by_position=bins)
     return result, curves
 
 
@@ -180,15 +172,3 @@ def _row(
     for part, loss in losses.items():
         row |= {f"{part}_loss": loss, f"{part}_perplexity": perplexity(loss)}
     return cast(ExtrapolationRow, row)
-
-
-def _bins(label: dict[str, Any], sums: Floats64, counts: Floats64, to: int) -> list[ExtrapolationBin]:
-    width = math.ceil(to / _NUM_BINS)
-    found: list[ExtrapolationBin] = []
-    for start in range(0, to, width):
-        here = slice(start, start + width)
-        number = int(counts[here].sum())
-        if number:
-            ends = {"start": start, "stop": min(start + width, to), "num_tokens": number}
-            found.append(cast(ExtrapolationBin, {**label, **ends, "loss": float(sums[here].sum() / number)}))
-    return found

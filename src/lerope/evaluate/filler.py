@@ -4,9 +4,8 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from lerope.data.sources import find_parts, read_part
+from lerope.data.sources import read_texts, sources_in_words
 
 NEEDLE_LIKE = "special magic number"
 _MAX_CHARACTERS = 400
@@ -37,13 +36,12 @@ def load_filler(source: str | None = None) -> Filler:
     """The sentences of a file, folder or dataset (see `lerope.data.sources`), or the embedded ones."""
     if source is None:
         return Filler("python documentation", _documentation())
-    texts = (text for part in find_parts(source) for record in read_part(part) for text in record.texts)
-    found = _distinct(sentence for text in texts for sentence in _sentences(text))
+    found = _distinct(sentence for text in read_texts([source]) for sentence in _sentences(text))
     if not found:
         raise ValueError(
             f"filler {source!r} has no sentence of at most {_MAX_CHARACTERS} characters; name English prose."
         )
-    return Filler(Path(source).name if Path(source).exists() else source, found)
+    return Filler(sources_in_words([source]), found)
 
 
 def _documentation() -> tuple[str, ...]:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from lerope.core.checks import check_choice, check_count, check_number
 from lerope.core.recipe import Precision
-from lerope.core.run import TOKENIZER, Run, finished_run
-from lerope.data.tokenizer import Tokenizer
+from lerope.core.run import finished_run
+from lerope.evaluate.documents import run_tokenizer
 from lerope.model.cache import Cache
 from lerope.model.saved import load_model
 from lerope.model.transformer import Transformer
@@ -214,14 +214,6 @@ class Passage:
             "precision": self.writer.request.precision,
             "tokens_per_second": None if rate is None else round(rate, 2),
         }
-
-
-def run_tokenizer(run: Run) -> Tokenizer:
-    """The tokenizer that a finished run has beside its model."""
-    file = run.model / TOKENIZER
-    if not file.is_file():
-        raise ValueError(f"{file} is missing, so a prompt cannot become tokens; put the tokenizer of its data there.")
-    return Tokenizer(file, run.recipe.model.vocab_size)
 
 
 def ready(model: Transformer, precision: Precision) -> Transformer:

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from lerope.core.locks import locked
+from lerope.evaluate.work import Work
 from lerope.results import Arrays, RunResult
 from lerope.train.parallel import Ranks
+from lerope.train.rundir import provenance
 
 Kind = TypeVar("Kind", bound=RunResult)
 Finish = Callable[[], tuple[Kind, Arrays]]
@@ -46,6 +48,11 @@ class Measurement(Generic[Kind]):
             self.ranks.on_main(self._remove_partials)
             return found
 
+    @property
+    def common(self) -> dict[str, Any]:
+        """What every result says: what was measured, at which request, and by which versions."""
+        return {"run": self.label, "settings": self.settings, "provenance": provenance()}
+
     def saved(self, **other: Any) -> Kind | None:
         """The result of the same request to the same training, if it is there, with the arrays beside it intact.
 
@@ -65,6 +72,10 @@ class Measurement(Generic[Kind]):
         work = [_training(self.label), self.settings, part]
         digest = hashlib.sha256(json.dumps(work).encode()).hexdigest()[:16]
         return self.file.with_name(f".{self.file.stem}.{digest}.partial")
+
+    def work(self, label: str, part: str = "", batch_tokens: int | None = None) -> Work:
+        """A part of what is to be done, or all of it."""
+        return Work(ranks=self.ranks, partial=self.partial(part), label=label, batch_tokens=batch_tokens)
 
     def _store(self, result: Kind, arrays: Arrays) -> Kind:
         return result.save_with(self.file, arrays)

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from lerope.core.checks import check_choice, check_count, check_number
 from lerope.core.recipe import Precision
-from lerope.core.run import TOKENIZER, Run, finished_run
-from lerope.data.tokenizer import Tokenizer
+from lerope.core.run import Run, finished_run
 from lerope.evaluate.answers import DISTRACTOR, GOLD, OTHER, Place, ask_all
+from lerope.evaluate.documents import run_tokenizer
 from lerope.evaluate.filler import load_filler
 from lerope.evaluate.haystack import Haystacks, Prompt
 from lerope.evaluate.measuring import Measurement, file_name
@@ -24,7 +24,6 @@ from lerope.model.saved import load_model
 from lerope.results import Arrays, Needle, NeedleCell, NeedleLeftOut
 from lerope.rotary.extension import WITH_TEMPERATURE, Method
 from lerope.train.parallel import start_ranks
-from lerope.train.rundir import provenance
 
 DISTRACTORS = (1, 3, 7, 15, 31)
 DEPTHS = tuple(tenth / 10 for tenth in range(11))
@@ -127,8 +126,7 @@ class Plan:
 
 def plan(run: Run, request: NeedleRequest) -> Plan:
     """Finds out which prompts there are; kinds whose needles do not fit are left out."""
-    tokenizer = Tokenizer(run.model / TOKENIZER, run.recipe.model.vocab_size)
-    haystacks = Haystacks(tokenizer, load_filler(request.filler), request.seed)
+    haystacks = Haystacks(run_tokenizer(run), load_filler(request.filler), request.seed)
     places: list[Place] = []
     left_out: list[NeedleLeftOut] = []
     lengths = request.lengths(run.recipe.row_length)
@@ -155,9 +153,9 @@ def needle(path: Path, request: NeedleRequest | None = None) -> Needle:
     request = request or NeedleRequest()
     ranks = start_ranks(request.device)
     run = ranks.together(lambda: finished_run(path))
-    work = ranks.together(lambda: plan(run, request))
-    settings = _settings(run, request, work)
-    measurement = Measurement(Needle, run.results / _name(request, work), run.label, settings, ranks)
+    planned = ranks.together(lambda: plan(run, request))
+    settings = _settings(run, request, planned)
+    measurement = Measurement(Needle, run.results / _name(request, planned), run.label, settings, ranks)
 
     def measure() -> Callable[[], tuple[Needle, Arrays]]:
         scorer = Scorer(
@@ -167,16 +165,9 @@ def needle(path: Path, request: NeedleRequest | None = None) -> Needle:
             precision=request.precision,
             stretch=_stretch(request),
         )
-        records = ask_all(
-            scorer,
-            work.prompt,
-            work.places,
-            ranks=ranks,
-            partial=measurement.partial(),
-            label=f"{run.name}, needles",
-            batch_tokens=request.batch_tokens,
-        )
-        return lambda: _summarise(run, settings, work, records)
+        work = measurement.work(f"{run.name}, needles", batch_tokens=request.batch_tokens)
+        records = ask_all(work, scorer, planned.prompt, planned.places)
+        return lambda: _summarise(measurement, planned, records)
 
     return measurement.carry_out(measure)
 
@@ -189,7 +180,7 @@ def wilson(count: int, total: int) -> tuple[float, float]:
     return (0.0 if count == 0 else middle - half), (1.0 if count == total else middle + half)
 
 
-def _settings(run: Run, request: NeedleRequest, work: Plan) -> dict[str, Any]:
+def _settings(run: Run, request: NeedleRequest, planned: Plan) -> dict[str, Any]:
     beyond: dict[str, Any] = {}
     if (stretch := _stretch(request)) is not None:
         beyond = {"to": request.to, **vars(stretch)}
@@ -199,12 +190,12 @@ def _settings(run: Run, request: NeedleRequest, work: Plan) -> dict[str, Any]:
         "distractors": list(request.num_distractors),
         "depths": list(request.depths),
         **beyond,
-        "filler": work.haystacks.filler.name,
-        "filler_fingerprint": work.haystacks.filler.fingerprint,
-        "num_filler_tokens": work.haystacks.num_filler_tokens,
-        "tokenizer_sha256": work.haystacks.tokenizer.sha256,
+        "filler": planned.haystacks.filler.name,
+        "filler_fingerprint": planned.haystacks.filler.fingerprint,
+        "num_filler_tokens": planned.haystacks.num_filler_tokens,
+        "tokenizer_sha256": planned.haystacks.tokenizer.sha256,
         "seed": request.seed,
-        "prompts": work.fingerprint(),
+        "prompts": planned.fingerprint(),
         "precision": request.precision,
     }
 
@@ -217,13 +208,13 @@ def _stretch(request: NeedleRequest) -> Stretch | None:
     return Stretch(method=method, temperature=temperature, dominant_band=request.dominant_band)
 
 
-def _name(request: NeedleRequest, work: Plan) -> str:
+def _name(request: NeedleRequest, planned: Plan) -> str:
     usual = NeedleRequest(to=request.to)
     words = [] if request.to is None else ["long"]
     words += [str(request.to)] * (request.to is not None and request.to != _LONGEST)
     words += [str(request.method)] * (request.method not in (None, "yarn"))
     if request.filler is not None:
-        words += [work.haystacks.filler.name, work.haystacks.filler.fingerprint[:8]]
+        words += [planned.haystacks.filler.name, planned.haystacks.filler.fingerprint[:8]]
     for field in ("samples", "distractors", "depths", "temperature", "dominant_band", "seed", "precision"):
         value = getattr(request, field)
         if value != getattr(usual, field):
@@ -231,30 +222,28 @@ def _name(request: NeedleRequest, work: Plan) -> str:
     return file_name("needle", *words)
 
 
-def _summarise(run: Run, settings: dict[str, Any], work: Plan, records: Floats) -> tuple[Needle, Arrays]:
+def _summarise(measurement: Measurement[Needle], planned: Plan, records: Floats) -> tuple[Needle, Arrays]:
     """What prompts come to, and the outcome of each."""
     columns: dict[str, npt.NDArray[Any]] = {
-        "length": np.array([place.length for place in work.places], np.int32),
-        "num_distractors": np.array([place.num_distractors for place in work.places], np.int32),
-        "depth": np.array([place.depth for place in work.places], np.float64),
-        "sample": np.array([place.sample for place in work.places], np.int32),
+        "length": np.array([place.length for place in planned.places], np.int32),
+        "num_distractors": np.array([place.num_distractors for place in planned.places], np.int32),
+        "depth": np.array([place.depth for place in planned.places], np.float64),
+        "sample": np.array([place.sample for place in planned.places], np.int32),
         "outcome": records[:, 0].astype(np.uint8),
         "gold_log_probability": np.ascontiguousarray(records[:, 1]),
         "margin": np.ascontiguousarray(records[:, 2]),
         "worst_margin": np.ascontiguousarray(records[:, 3]),
     }
     groups: dict[tuple[int, int, float | None], list[int]] = {}
-    for index, place in enumerate(work.places):
+    for index, place in enumerate(planned.places):
         for depth in (place.depth, None):
             groups.setdefault((place.length, place.num_distractors, depth), []).append(index)
     cells = [_cell(*key, records[chosen]) for key, chosen in groups.items()]
     result = Needle(
-        run=run.label,
-        settings=settings,
-        provenance=provenance(),
+        **measurement.common,
         cells=[cell for cell in cells if cell["depth"] is not None],
         totals=[cell for cell in cells if cell["depth"] is None],
-        left_out=work.left_out,
+        left_out=planned.left_out,
     )
     return result, columns
 

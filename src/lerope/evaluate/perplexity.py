@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,17 +15,16 @@ from lerope.core.run import Run, finished_run
 from lerope.data.packing import Piece, windows
 from lerope.data.shards import Verify
 from lerope.evaluate.documents import Documents, outside_documents, validation_documents
-from lerope.evaluate.losses import position_sums, window_losses
+from lerope.evaluate.losses import binned, position_sums, window_losses
 from lerope.evaluate.measuring import Measurement, file_name
 from lerope.evaluate.scorer import Scorer
 from lerope.evaluate.work import Floats
 from lerope.model.saved import load_model
 from lerope.model.spec import build_encoding
 from lerope.model.transformer import Transformer
-from lerope.results import Arrays, Evaluation, PositionBin
+from lerope.results import Arrays, Evaluation
 from lerope.results.token_losses import SUMS, TOKENS, loss_arrays
 from lerope.train.parallel import Ranks, start_ranks
-from lerope.train.rundir import provenance
 
 _NUM_BINS = 32
 
@@ -110,21 +108,14 @@ def evaluate(path: Path, request: EvalRequest | None = None) -> Evaluation:
             device=ranks.device,
             precision=request.precision,
         )
-        losses = window_losses(
-            scorer,
-            documents.source,
-            pieces,
-            ranks=ranks,
-            partial=measurement.partial(),
-            label=f"{run.name}, {documents.name}",
-            batch_tokens=request.batch_tokens,
-        )
+        work = measurement.work(f"{run.name}, {documents.name}", batch_tokens=request.batch_tokens)
+        losses = window_losses(work, scorer, documents.source, pieces)
         return lambda: (
-            summarise(run, settings, documents, pieces, losses),
+            _summarise(measurement, documents, pieces, losses),
             loss_arrays(np.concatenate(losses), _ends(pieces), length),
         )
 
-    return measurement.carry_out(measure, lambda: _known(measurement, run, documents, pieces))
+    return measurement.carry_out(measure, lambda: _known(measurement, documents, pieces))
 
 
 def _model(run: Run, encoding: str | None) -> Transformer:
@@ -158,9 +149,7 @@ def _name(request: EvalRequest, documents: Documents, other_length: bool) -> str
     return file_name("eval", *words)
 
 
-def _known(
-    measurement: Measurement[Evaluation], run: Run, documents: Documents, pieces: list[Piece]
-) -> Evaluation | None:
+def _known(measurement: Measurement[Evaluation], documents: Documents, pieces: list[Piece]) -> Evaluation | None:
     """What an earlier evaluation of the same or of more tokens says."""
     file, settings = measurement.file, measurement.settings
     try:
@@ -180,7 +169,7 @@ def _known(
     except ValueError:
         return None
     split = np.split(losses, np.cumsum([piece.stop - piece.start for piece in pieces])[:-1])
-    return replace(summarise(run, settings, documents, pieces, split), provenance=before.provenance)
+    return replace(_summarise(measurement, documents, pieces, split), provenance=before.provenance)
 
 
 def _ends(pieces: list[Piece]) -> npt.NDArray[np.int64]:
@@ -191,8 +180,8 @@ def _ends(pieces: list[Piece]) -> npt.NDArray[np.int64]:
     return np.cumsum(counts)
 
 
-def summarise(
-    run: Run, settings: dict[str, Any], documents: Documents, pieces: list[Piece], losses: list[Floats]
+def _summarise(
+    measurement: Measurement[Evaluation], documents: Documents, pieces: list[Piece], losses: list[Floats]
 ) -> Evaluation:
     """What the losses of all windows come to."""
     num_documents = pieces[-1].document + 1
@@ -201,34 +190,19 @@ def summarise(
         sums[piece.document] += values.sum(dtype=np.float64)
         counts[piece.document] += len(values)
     total, num_tokens, some = float(sums.sum()), int(counts.sum()), counts > 0
-    whole = num_documents == len(documents.source.lengths) and not settings["truncate"]
+    whole = num_documents == len(documents.source.lengths) and not measurement.settings["truncate"]
     return Evaluation(
-        run=run.label,
-        settings=settings,
-        provenance=provenance(),
+        **measurement.common,
         num_documents=int(some.sum()),
         num_tokens=num_tokens,
         loss=total / num_tokens,
         perplexity=perplexity(total / num_tokens),
         document_mean_loss=float((sums[some] / counts[some]).mean()),
         bits_per_byte=total / math.log(2) / documents.num_bytes if whole and documents.num_bytes else None,
-        by_position=by_position(losses, settings["length"]),
+        by_position=binned(*position_sums(losses, max(map(len, losses))), _NUM_BINS, measurement.settings["length"]),
     )
 
 
 def perplexity(loss: float) -> float:
     """exp(loss), finite for any finite loss."""
     return math.exp(min(loss, 700.0))
-
-
-def by_position(losses: list[Floats], length: int) -> list[PositionBin]:
-    """Mean loss of tokens by their position in the window, in bins of equal width."""
-    sums, counts = position_sums(losses, max(map(len, losses)))
-    width = math.ceil(length / _NUM_BINS)
-    found: list[PositionBin] = []
-    for start in range(0, len(sums), width):
-        here = slice(start, start + width)
-        number = int(counts[here].sum())
-        mean = float(sums[here].sum() / number)
-        found.append({"start": start, "stop": min(start + width, len(sums)), "num_tokens": number, "loss": mean})
-    return found

@@ -1,9 +1,7 @@
 """A model that scores rows: one document or window per row, padded on the right, any device, extended or not."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +10,10 @@ from torch.nn.utils.rnn import pad_sequence
 from lerope.core.recipe import Precision
 from lerope.data.shards import Tokens
 from lerope.model.attention import Backend, DocumentMask
+from lerope.model.precision import autocast
 from lerope.model.transformer import Transformer
 from lerope.rotary.extension import Method, extend, scale_by_position
-from lerope.rotary.rotate import Rotation
+from lerope.rotary.rotation import Rotation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,24 +88,20 @@ class Scorer:
         self.model, self.train_length, self.stretch = model.to(device).eval(), train_length, stretch
         self.device, self.precision, self.backend = torch.device(device), precision, backend
 
-    def losses(self, rows: Sequence[Tokens]) -> Tensor:
-        """The loss of each row's tokens except the first: (rows, longest - 1), float32, on the CPU, 0 in padding."""
-        return pad_sequence(list(self.start(rows)().split([len(row) - 1 for row in rows])), True)
-
     @torch.no_grad()
     def start(self, rows: Sequence[Tokens]) -> Callable[[], Tensor]:
         """Starts computing losses; a GPU works on them until the returned function is called.
 
-        That gives the losses of all rows end to end, float32, on the CPU.
+        That gives the loss of each row's tokens except the first, all rows end to end, float32, on the CPU.
         """
         inputs = [row[:-1] for row in rows]
-        tokens = self._moved(_padded(inputs))
-        targets = self._moved(torch.cat([_tensor(row[1:]) for row in rows]))
+        tokens = self._moved(padded(inputs))
+        targets = self._moved(torch.cat([as_tensor(row[1:]) for row in rows]))
         # Where the rows' own tokens stand in the padded batch: the head reads no others.
         longest = tokens.shape[1]
         places = [torch.arange(len(row)) + number * longest for number, row in enumerate(inputs)]
         hidden = self._hidden(tokens, [len(row) for row in inputs]).flatten(0, 1)
-        with self._autocast():
+        with autocast(self.device, self.precision):
             losses = self.model.head.token_losses(hidden[self._moved(torch.cat(places))], targets)
         if self.device.type != "cuda":
             return lambda: losses
@@ -129,12 +124,12 @@ class Scorer:
 
         Args:
             last: how many tokens of each row; (last, vocab_size) is returned for it.
-            lengths: how long each row is to `stretch`; its inputs unless given, as in `losses`.
+            lengths: how long each row is to `stretch`; its inputs unless given, as in `start`.
         """
         inputs = [row[:-1] for row in rows]
-        hidden = self._hidden(self._moved(_padded(inputs)), lengths or [len(row) for row in inputs])
+        hidden = self._hidden(self._moved(padded(inputs)), lengths or [len(row) for row in inputs])
         found = []
-        with self._autocast():
+        with autocast(self.device, self.precision):
             for row, states, count in zip(rows, hidden, last, strict=True):
                 logits = self.model.head(states[len(row) - 1 - count : len(row) - 1])
                 found.append(logits.float().log_softmax(-1).cpu())
@@ -149,7 +144,7 @@ class Scorer:
         if self.stretch is not None:
             positions = torch.arange(tokens.shape[1], device=self.device)
             rotations = self._rotations(positions, torch.tensor(lengths, device=self.device), self.stretch)
-        with self._autocast():
+        with autocast(self.device, self.precision):
             return self.model.hidden(tokens, document_ids=mask, rotations=rotations)
 
     def _moved(self, tensor: Tensor) -> Tensor:
@@ -166,16 +161,12 @@ class Scorer:
         ]
         return made if own_layers else made * num_layers
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self.precision == "float32":
-            return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
 
-
-def _padded(rows: list[Tokens]) -> Tensor:
+def padded(rows: Sequence[Tokens], value: int = 0) -> Tensor:
     """Rows of tokens as one tensor, filled up on the right."""
-    return pad_sequence([_tensor(row) for row in rows], True)
+    return pad_sequence([as_tensor(row) for row in rows], True, value)
 
 
-def _tensor(tokens: Tokens) -> Tensor:
+def as_tensor(tokens: Tokens) -> Tensor:
+    """Tokens in the type that torch wants of an index."""
     return torch.from_numpy(tokens.astype("int64"))

@@ -7,7 +7,7 @@ order. So a file cut off anywhere says how far the work got, whatever the batch 
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 
 from lerope.core.signals import Signals, Stopped
 from lerope.core.terminal import Display, duration
+from lerope.train.memory import enough_memory
 from lerope.train.parallel import Ranks
 
 Floats = npt.NDArray[np.float32]
@@ -25,15 +26,24 @@ _BATCH_TOKENS = 8192
 _GPU_BATCH_TOKENS, _GPU_BYTES = 32_768, 24e9
 
 
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Who does it, and where it is kept."""
+
+    ranks: Ranks
+    partial: Path
+    """A file for values so far; what it has is not computed again."""
+    label: str
+    """What to call the work while it goes on."""
+    batch_tokens: int | None = None
+    """Tokens that go through the model at once, on each rank; as many as are useful unless given."""
+
+
 def in_batches(
+    work: Work,
     lengths: Sequence[int],
     num_values: Sequence[int],
     start: Callable[[list[int]], Callable[[], Floats]],
-    *,
-    ranks: Ranks,
-    partial: Path,
-    label: str,
-    batch_tokens: int | None = None,
 ) -> list[Floats]:
     """The values of each item, in the order of the items, on the main rank; nothing elsewhere.
 
@@ -41,22 +51,24 @@ def in_batches(
         lengths: tokens of each item.
         num_values: how many values each item has.
         start: begins to work on some items and returns a function that waits for their values, end to end.
-        partial: a file for values so far; what it has is not computed again.
-        label: what to call the work while it goes on.
-        batch_tokens: tokens that go through the model at once, on each rank; as many as are useful unless given.
     """
+    ranks, partial = work.ranks, work.partial
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     ends = np.cumsum([num_values[index] for index in order])
     finished = ranks.on_main(lambda: _trim(partial, ends))
-    limit = batch_tokens or useful_batch_tokens(ranks.device)
+    limit = work.batch_tokens or useful_batch_tokens(ranks.device)
     batches = list(_batches(order[finished:], lengths, limit))
     tokens = [sum(lengths[index] for index in batch) for batch in batches]
     waiting: Callable[[], Floats] | None = None
-    with _Progress(label, sum(lengths), sum(tokens), ranks) as progress, Signals() as signals:
+    with Display(quiet=not ranks.is_main) as display, Signals() as signals:
+        progress = _Progress(display, work.label, sum(lengths), sum(tokens))
         for first in range(0, len(batches) + ranks.num_ranks, ranks.num_ranks):
             mine = batches[first + ranks.rank] if first + ranks.rank < len(batches) else []
             # A GPU works on this batch while the host stores the one before.
-            with _enough_memory(len(mine), max((lengths[index] for index in mine), default=0)):
+            rows = f"{len(mine)} rows of {max((lengths[index] for index in mine), default=0):,} tokens"
+            with enough_memory(
+                f"memory ran out with {rows} at a time; use fewer with --batch-tokens, or shorter ones."
+            ):
                 started = start(mine) if mine else None
             _store(waiting, partial, ranks)
             progress.add(sum(tokens[max(first - ranks.num_ranks, 0) : first]))
@@ -80,19 +92,6 @@ def useful_batch_tokens(device: torch.device) -> int:
         return _BATCH_TOKENS
     bytes_there = torch.cuda.get_device_properties(device).total_memory
     return _GPU_BATCH_TOKENS * int(min(4, max(1, bytes_there / _GPU_BYTES)))
-
-
-@contextmanager
-def _enough_memory(num_rows: int, length: int) -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
-            raise
-        raise ValueError(
-            f"memory ran out with {num_rows} rows of {length:,} tokens at a time; use fewer with --batch-tokens, or "
-            "shorter ones."
-        ) from None
 
 
 def _batches(order: list[int], lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
@@ -124,27 +123,17 @@ def _store(waiting: Callable[[], Floats] | None, partial: Path, ranks: Ranks) ->
 
 
 class _Progress:
-    """Tokens done, their rate and the time left, shown by the main rank."""
+    """Tokens done, their rate and the time left."""
 
-    def __init__(self, label: str, total: int, left: int, ranks: Ranks) -> None:
-        self._label, self._total, self._left, self._done = label, total, left, 0
-        self._display = Display() if ranks.is_main else None
+    def __init__(self, display: Display, label: str, total: int, left: int) -> None:
+        self._display, self._label, self._total, self._left, self._done = display, label, total, left, 0
         self._begun = time.monotonic()
-
-    def __enter__(self) -> "_Progress":
-        if self._display is not None:
-            self._display.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._display is not None:
-            self._display.__exit__(None, None, None)
 
     def add(self, num_tokens: int) -> None:
         """Counts some more."""
         self._done += num_tokens
         rate = self._done / max(time.monotonic() - self._begun, 1e-3)
-        if self._display is not None and rate > 0:
+        if rate > 0:
             left = self._left - self._done
             part = f"{100 * (1 - left / self._total):.0f}% of {self._total:,} tokens"
             self._display.show(f"{self._label}  {part}  {rate:,.0f} tokens/s  {duration(left / rate)} left")

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from lerope.core.encoding import Layout
 from lerope.interop.qk_norm import Unnormed, normed, turned_after_norm
-from lerope.rotary.rotate import Rotation, rotate
+from lerope.rotary.rotate import rotate
+from lerope.rotary.rotation import Rotation
 
 _FUNCTION = "apply_rotary_pos_emb"
 # Liger's needs a GPU to run at all, and it stands only where the formula is Llama's.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lerope.core.recipe import Kernel
 from lerope.rotary.dispatch import triton_obstacle
-from lerope.rotary.rotate import Rotation
+from lerope.rotary.rotation import Rotation
 
 # Attention layers with norms q_norm and k_norm over a head, and what is added to their weights to make a gain.
 _ADDED = {

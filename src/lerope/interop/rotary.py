@@ -13,7 +13,7 @@ from lerope.interop.fused import Turn, takes_turns
 from lerope.rotary.dispatch import choose
 from lerope.rotary.encodings import Encoding
 from lerope.rotary.frequencies import widest
-from lerope.rotary.rotate import Rotation
+from lerope.rotary.rotation import Rotation
 
 # What a set of frequencies is called where all layers share it.
 SHARED = "shared"

@@ -12,15 +12,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from lerope.model.precision import compute_dtype
+
 # Logits in one chunk. Few enough to pass through the caches of a CPU, or to stay small next to a GPU's memory, of which
 # the steps below need several times as much; enough to keep the matrix products efficient.
 _CHUNK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 26}
-
-
-def compute_dtype(x: Tensor) -> torch.dtype:
-    """The dtype linear layers compute in here; outside autocast that of x."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 class Head(nn.Linear):

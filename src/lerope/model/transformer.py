@@ -18,9 +18,10 @@ from lerope.core.ladder import ModelConfig
 from lerope.core.recipe import Kernel
 from lerope.model.attention import Backend, DocumentMask
 from lerope.model.cache import Cache
-from lerope.model.loss import Head, compute_dtype
+from lerope.model.loss import Head
+from lerope.model.precision import compute_dtype
 from lerope.rotary.encodings import Encoding
-from lerope.rotary.rotate import Rotation
+from lerope.rotary.rotation import Rotation
 
 
 class RMSNorm(nn.RMSNorm):

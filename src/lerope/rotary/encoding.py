@@ -16,7 +16,8 @@ from lerope.core.encoding import Layout, Parametrization, Sharing
 from lerope.core.recipe import Kernel
 from lerope.rotary import frequencies as fq
 from lerope.rotary.artifact import Frequencies, Origin, log_scales
-from lerope.rotary.rotate import Rotation, as_positions, check_heads, heads_last
+from lerope.rotary.inputs import as_positions, check_heads, heads_last
+from lerope.rotary.rotation import Rotation
 
 if TYPE_CHECKING:
     from lerope.rotary.encodings import FrozenRoPE
@@ -104,15 +105,17 @@ class Encoding(nn.Module):
                 integer is the position and it might be one token of several heads or several tokens of one head, and
                 should be where there may be as many tokens as heads, which warns.
         """
-        q, k = (None if x is None else heads_last(name, x, heads_first) for name, x in (("q", q), ("k", k)))
-        given = self._check(q, k)
-        rotation = self.rotation(as_positions(positions, given, heads_first), layer)
+        q, k, positions = self._given(q, k, positions, heads_first)
+        rotation = self.rotation(positions, layer)
         turned = (None if x is None else rotation.turn(x, name) for name, x in (("q", q), ("k", k)))
         q, k = (x.transpose(-3, -2) if heads_first and x is not None else x for x in turned)
         return q, k
 
-    def _check(self, q: Tensor | None, k: Tensor | None) -> list[Tensor]:
-        """Checks both and returns those that there are."""
+    def _given(
+        self, q: Tensor | None, k: Tensor | None, positions: Tensor | int, heads_first: bool | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """What `forward` was given, checked: (..., length, heads, head_dim) each, and a position for every token."""
+        q, k = (None if x is None else heads_last(name, x, heads_first) for name, x in (("q", q), ("k", k)))
         given = [check_heads(name, x, self.head_dim) for name, x in (("q", q), ("k", k)) if x is not None]
         if not given:
             raise ValueError("q and k are both None; pass at least one of them.")
@@ -122,7 +125,7 @@ class Encoding(nn.Module):
                 f"{given[-1].shape[-3]}; rotate new keys before they join the cache, and pass heads_first=True if "
                 "heads come before the length."
             )
-        return given
+        return q, k, as_positions(positions, given, heads_first)
 
     def freeze(self, frequencies: Tensor | None = None) -> "FrozenRoPE":
         """The same encoding with fixed frequencies: its own as they are now, or for example an extension's."""

@@ -11,7 +11,6 @@ from lerope.core.encoding import BASE, Layout, Parametrization, Sharing
 from lerope.rotary import frequencies as fq
 from lerope.rotary.artifact import Frequencies, check_shape
 from lerope.rotary.encoding import Encoding, assign
-from lerope.rotary.rotate import as_positions, heads_last
 
 __all__ = ["Encoding", "FrozenRoPE", "LeRoPE", "NoPE", "PRoPE", "RoPE", "assign"]
 
@@ -30,8 +29,7 @@ class NoPE(Encoding):
         layer: int | None = None,
         heads_first: bool | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
-        of_heads = [None if x is None else heads_last(name, x, heads_first) for name, x in (("q", q), ("k", k))]
-        as_positions(positions, self._check(*of_heads), heads_first)
+        self._given(q, k, positions, heads_first)
         return q, k
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lerope.rotary.triton_rotary import Size, gradients, turn, turn_back
+from lerope.rotary.triton_launch import Size, gradients, turn, turn_back
 
 
 @torch.library.custom_op("lerope::rotary", mutates_args=())

@@ -80,7 +80,9 @@ def _clip(parameters: Iterable[nn.Parameter], max_norm: float, device: torch.dev
     for parameter in parameters:
         if parameter.grad is not None:
             kinds.setdefault(getattr(parameter.grad, "device_mesh", None), []).append(parameter)
-    norms = [_plain(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])) for group in kinds.values()]
+    norms = [
+        gathered(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])) for group in kinds.values()
+    ]
     if not norms:
         return torch.zeros((), device=device)
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
@@ -138,7 +140,7 @@ def check_gradients(model: nn.Module, *inputs: Any, **kwargs: Any) -> dict[str, 
 def _norm(name: str, gradient: Tensor | None) -> float:
     if gradient is None:
         raise ValueError(f"{name} receives no gradient: the rotation detaches the frequencies or never uses them.")
-    norm = float(torch.linalg.vector_norm(_plain(gradient)))
+    norm = float(torch.linalg.vector_norm(gathered(gradient)))
     if not math.isfinite(norm) or norm == 0:
         raise ValueError(f"{name} receives a gradient of norm {norm}: the frequencies do not reach the output.")
     return norm
@@ -230,7 +232,7 @@ def _random_state_kept() -> AbstractContextManager[None]:
     return torch.random.fork_rng(devices=range(torch.accelerator.device_count()), device_type=device.type)
 
 
-def _plain(tensor: Tensor) -> Tensor:
+def gathered(tensor: Tensor) -> Tensor:
     """A DTensor gathered, any other tensor as it is."""
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +14,10 @@ from lerope.data.loader import Batch, Loader
 from lerope.model.attention import Backend, DocumentMask
 from lerope.model.kernels import products
 from lerope.model.kernels.fastest import fastest
+from lerope.model.precision import autocast, dtype_of
 from lerope.rotary.dispatch import choose
 from lerope.rotary.encodings import Encoding
-from lerope.rotary.optim import check_gradients, clip_grad_norm_, frequency_parameters, param_groups
+from lerope.rotary.optim import check_gradients, clip_grad_norm_, frequency_parameters, gathered, param_groups
 from lerope.train import checkpoint
 from lerope.train.captured import Captured
 from lerope.train.mover import Mover
@@ -176,7 +176,7 @@ class Engine:
         """The full weights on the CPU, by name, on the main rank; nothing elsewhere. Every rank must call this."""
         found: dict[str, Tensor] = {}
         for name, value in self.model.state_dict().items():
-            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+            whole = gathered(value)
             if self.ranks.is_main:
                 found[name] = whole.detach().cpu()
         return found
@@ -185,14 +185,10 @@ class Engine:
         """What computes rotations, matrix products and attention, as text."""
         if self.ranks.device.type == "cpu":
             return f"rotary {self.rotary}, attention {self.attention}"
-        example = torch.empty(0, dtype=self._compute_dtype, device=self.ranks.device)
+        example = torch.empty(0, dtype=dtype_of(self.recipe.precision), device=self.ranks.device)
         reason = "requested" if self.setup.kernel == "reference" else products.quack_obstacle(example)
         chosen = "quack" if reason is None else f"torch ({reason})"
         return f"rotary {self.rotary}, products {chosen}, attention {self.attention}"
-
-    @property
-    def _compute_dtype(self) -> torch.dtype:
-        return torch.float32 if self.recipe.precision == "float32" else torch.bfloat16
 
     def _attention(self) -> Backend:
         """The attention backend: as requested, or the fastest for documents as in the first micro-batch."""
@@ -203,7 +199,7 @@ class Engine:
             return "sdpa"
         batch, _ = self.loader.load(0)
         ids = torch.from_numpy(batch.document_ids[: self.micro_batch_rows])
-        return fastest(ids, recipe.model.num_heads, recipe.model.head_dim, self._compute_dtype, device)
+        return fastest(ids, recipe.model.num_heads, recipe.model.head_dim, dtype_of(self.recipe.precision), device)
 
     def _moved(self, batch: Batch) -> dict[str, Tensor]:
         """A batch on the device; a GPU copies it while still working on the previous step."""
@@ -248,14 +244,9 @@ class Engine:
         """The summed loss of some rows."""
         fields = ("tokens", "targets", "positions", "centres")
         mask = DocumentMask(inputs["document_ids"], self.attention, self._num_documents)
-        with self._autocast():
+        with autocast(self.ranks.device, self.recipe.precision):
             loss: Tensor = self._replica.module(**{field: inputs[field] for field in fields}, document_ids=mask)
         return loss
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self.recipe.precision == "float32":
-            return nullcontext()
-        return torch.autocast(self.ranks.device.type, torch.bfloat16)
 
 
 def _only_rotation(model: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ class Validation(Hook):
 
     name = "validation"
 
-    def __init__(self, split: Split, every: int, display: Display | None) -> None:
+    def __init__(self, split: Split, every: int, display: Display) -> None:
         self._split, self._every, self._display = split, every, display
 
     def begin(self, loop: Loop) -> None:
@@ -63,10 +63,10 @@ class Validation(Hook):
         engine = loop.engine
         sums = torch.zeros(2, dtype=torch.float64, device=engine.ranks.device)
         begun = time.monotonic()
-        if self._display is not None and loop.is_last:
+        if loop.is_last:
             self._display.say(f"step {loop.step:,} was the last; validation, {len(self._batches):,} batches")
         for number, rows in enumerate(self._batches):
-            if self._display is not None and number:
+            if number:
                 left = (time.monotonic() - begun) / number * (len(self._batches) - number)
                 part = f"batch {number + 1:,} of {len(self._batches):,}  {duration(left)} left"
                 self._display.show(f"step {loop.step:,}, validation  {part}")
@@ -116,20 +116,18 @@ class Checkpoints(Hook):
 
 
 class Progress(Hook):
-    """Shows the progress of training; only the main rank has a display.
+    """Shows the progress of training.
 
     Args:
         validation_tokens: what a validation reads.
         every: steps between validations.
     """
 
-    def __init__(self, display: Display | None, validation_tokens: int, every: int) -> None:
+    def __init__(self, display: Display, validation_tokens: int, every: int) -> None:
         self._display, self._validation_tokens, self._every = display, validation_tokens, every
         self._rate = self._loss = 0.0
 
     def take(self, loop: Loop, record: Record) -> None:
-        if self._display is None:
-            return
         steps = loop.engine.recipe.steps
         if isinstance(record, StepRecord):
             now = record.tokens_per_second

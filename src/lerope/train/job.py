@@ -15,28 +15,42 @@ import torch.distributed as dist
 from lerope.core.files import sha256_of, write_json
 from lerope.core.ladder import flops_per_token, total_parameters
 from lerope.core.recipe import Hashing, Recipe, Setup
-from lerope.core.run import DIVERGED, PROFILE, RESULTS, WEIGHTS, Identity, Start, read_metrics, read_run
+from lerope.core.run import (
+    CHECKPOINTS,
+    DIVERGED,
+    MODEL,
+    PROFILE,
+    RESULTS,
+    WEIGHTS,
+    Identity,
+    Start,
+    read_metrics,
+    read_run,
+)
 from lerope.core.signals import Signals
 from lerope.core.terminal import Display, duration, program, readable
 from lerope.data.loader import Loader
 from lerope.data.shards import Corpus
 from lerope.data.skips import Skips
 from lerope.model import accounting, attention, gpus
+from lerope.model.precision import dtype_of
 from lerope.model.saved import save_model
 from lerope.model.spec import build_encoding
 from lerope.model.start import StartingPoint, starting_point
 from lerope.results import Training
 from lerope.rotary.dispatch import choose
 from lerope.rotary.encodings import Encoding
+from lerope.train import rundir, trainer
 from lerope.train.checkpoint import Store
 from lerope.train.data_check import DataCheck
 from lerope.train.engine import Engine
 from lerope.train.hooks import Checkpoints, Frequencies, Profile, Progress, Validation
+from lerope.train.memory import enough_memory
 from lerope.train.parallel import Ranks, captures, compiles, start_ranks
 from lerope.train.records import Records
-from lerope.train.rundir import RunDirectory, provenance
+from lerope.train.rundir import provenance
 from lerope.train.timeline import Clock, summary
-from lerope.train.trainer import Diverged, Hook, Loop, Trainer
+from lerope.train.trainer import Diverged, Hook, Loop
 
 # Tokens per forward pass on a CPU, where more gain nothing.
 _CPU_TOKENS = 8192
@@ -82,33 +96,9 @@ def train(
             f"row_order must be shuffled, as other orders are no longer trained; got {recipe.row_order!r}."
         )
     ranks = start_ranks(setup.device)
-    run = RunDirectory(out or Path("runs") / recipe.name)
+    path = out or Path("runs") / recipe.name
     ranks.on_main(lambda: check_corpus(data, recipe, setup.verify))
-
-    def open_all() -> tuple[Corpus, StartingPoint | None, Encoding, Loader, int]:
-        if setup.attention != "auto":
-            dtype = torch.float32 if recipe.precision == "float32" else torch.bfloat16
-            problem = attention.backend_obstacle(setup.attention, ranks.device, dtype)
-            if problem is not None:
-                raise ValueError(problem)
-        captures(setup, ranks)
-        corpus = Corpus(data, verify="sizes")
-        rows = (recipe.row_length, recipe.batch_rows)
-        spec = recipe.spec
-        skips = None
-        if spec.horizon is not None:
-            first = round(spec.horizon_from * recipe.steps) * recipe.batch_rows
-            skips = Skips(spec.horizon, spec.horizon_share, recipe.seed, first)
-        loader = Loader(corpus.train, *rows, recipe.seed, ranks.rank, ranks.num_ranks, skips)
-        begin = None
-        if recipe.start_from is not None:
-            begin = starting_point(recipe.start_from, recipe.model, corpus.manifest.tokenizer_sha256)
-        learned = None if begin is None else begin.encoding
-        encoding = build_encoding(recipe.encoding, recipe.model, recipe.row_length, learned)
-        choose(setup.kernel, frequencies=encoding.theta.to(ranks.device))
-        return corpus, begin, encoding, loader, _micro_batch_rows(recipe, setup, ranks)
-
-    corpus, begin, encoding, loader, micro_batch_rows = ranks.together(open_all)
+    corpus, begin, encoding, loader, micro_batch_rows = ranks.together(lambda: _open(recipe, data, setup, ranks))
     clock.mark("data")
     identity = Identity(
         recipe=recipe,
@@ -129,11 +119,11 @@ def train(
         num_data_tokens=corpus.manifest.splits["train"].num_tokens,
     )
     with ExitStack() as held:
-        ranks.on_main(lambda: held.enter_context(run.held()))
-        if ranks.on_main(lambda: run.open(identity, start)):
-            loss = ranks.on_main(lambda: read_metrics(run.path).validation_loss)
-            _say(ranks, _finished(run, loss))
-            return Outcome(run.path, recipe.steps, True, loss, None)
+        ranks.on_main(lambda: held.enter_context(rundir.held(path)))
+        if ranks.on_main(lambda: rundir.open_run(path, identity, start)):
+            loss = ranks.on_main(lambda: read_metrics(path).validation_loss)
+            _say(ranks, _finished(path, loss))
+            return Outcome(path, recipe.steps, True, loss, None)
         weights = None if begin is None else begin.weights
         engine = Engine(recipe, setup, loader, encoding, ranks, micro_batch_rows, weights)
         del begin, weights  # the model has them now
@@ -143,17 +133,45 @@ def train(
         if (origin := encoding.origin) is not None:
             for note in origin.notes:
                 _say(ranks, f"   note  {origin.source}: {note}")
-        with _explained(engine, run):
-            return _carry_out(engine, corpus, run, hooks, clock)
+        rows = f"{micro_batch_rows} rows of {recipe.row_length:,} tokens"
+        fewer = "use fewer --micro-batch-rows, a shorter --row-length, --recompute, or --parallel fsdp on several GPUs."
+        with _explained(path, ranks), enough_memory(f"memory ran out with {rows} at a time; {fewer}"):
+            return _carry_out(engine, corpus, path, hooks, clock)
 
 
-def _carry_out(engine: Engine, corpus: Corpus, run: RunDirectory, own_hooks: Sequence[Hook], clock: Clock) -> Outcome:
+def _open(
+    recipe: Recipe, data: str | os.PathLike[str], setup: Setup, ranks: Ranks
+) -> tuple[Corpus, StartingPoint | None, Encoding, Loader, int]:
+    """All that a rank reads before there is a model, and the rows it takes at once; raises if any of it is unfit."""
+    if setup.attention != "auto":
+        problem = attention.backend_obstacle(setup.attention, ranks.device, dtype_of(recipe.precision))
+        if problem is not None:
+            raise ValueError(problem)
+    captures(setup, ranks)
+    corpus = Corpus(data, verify="sizes")
+    spec = recipe.spec
+    skips = None
+    if spec.horizon is not None:
+        first = round(spec.horizon_from * recipe.steps) * recipe.batch_rows
+        skips = Skips(spec.horizon, spec.horizon_share, recipe.seed, first)
+    rows = (recipe.row_length, recipe.batch_rows)
+    loader = Loader(corpus.train, *rows, recipe.seed, ranks.rank, ranks.num_ranks, skips)
+    begin = None
+    if recipe.start_from is not None:
+        begin = starting_point(recipe.start_from, recipe.model, corpus.manifest.tokenizer_sha256)
+    learned = None if begin is None else begin.encoding
+    encoding = build_encoding(recipe.encoding, recipe.model, recipe.row_length, learned)
+    choose(setup.kernel, frequencies=encoding.theta.to(ranks.device))
+    return corpus, begin, encoding, loader, _micro_batch_rows(recipe, setup, ranks)
+
+
+def _carry_out(engine: Engine, corpus: Corpus, path: Path, own_hooks: Sequence[Hook], clock: Clock) -> Outcome:
     recipe, setup, ranks = engine.recipe, engine.setup, engine.ranks
-    digest = ranks.on_main(lambda: read_run(run.path).digest)
-    store = Store(run.checkpoints, digest, ranks, setup.keep_checkpoints)
+    digest = ranks.on_main(lambda: read_run(path).digest)
+    store = Store(path / CHECKPOINTS, digest, ranks, setup.keep_checkpoints)
     first, complaints = engine.resume(store)
-    ranks.on_main(lambda: run.rewind(first if first else -1))
-    ranks.on_main(lambda: (run.path / DIVERGED).unlink(missing_ok=True))
+    ranks.on_main(lambda: rundir.rewind(path, first if first else -1))
+    ranks.on_main(lambda: (path / DIVERGED).unlink(missing_ok=True))
     for complaint in complaints:
         _say(ranks, f"warning: {complaint}")
     if first:
@@ -161,10 +179,10 @@ def _carry_out(engine: Engine, corpus: Corpus, run: RunDirectory, own_hooks: Seq
     validation_tokens = min(recipe.validation_tokens, corpus.manifest.splits["validation"].num_tokens)
     peak = gpus.peak_flops(torch.cuda.get_device_name()) if ranks.device.type == "cuda" else None
     with Signals() as signals, ExitStack() as opened:
-        display = opened.enter_context(Display()) if ranks.is_main else None
+        display = opened.enter_context(Display(quiet=not ranks.is_main))
         hooks: list[Hook] = []
         if ranks.is_main:
-            hooks.append(Records(run.path, setup.trackers, recipe.name, asdict(recipe), first))
+            hooks.append(Records(path, setup.trackers, recipe.name, asdict(recipe), first))
         hooks += [
             Progress(display, validation_tokens, setup.validation_steps),
             *([DataCheck(corpus, setup.validation_steps)] if setup.verify == "changed" else []),
@@ -174,60 +192,54 @@ def _carry_out(engine: Engine, corpus: Corpus, run: RunDirectory, own_hooks: Seq
             Checkpoints(store, setup.checkpoint_steps),
         ]
         if setup.profile:
-            hooks.append(Profile(run.path / PROFILE / f"rank{ranks.rank}.json.gz"))
-        loop = Trainer(engine, hooks, signals, peak).train(first)
+            hooks.append(Profile(path / PROFILE / f"rank{ranks.rank}.json.gz"))
+        loop = Loop(engine, hooks, first)
+        trainer.run(loop, signals, peak)
     if loop.first_step_time is not None:
         clock.mark("first step", loop.first_step_time)
     clock.skip()
-    loss = ranks.on_main(lambda: read_metrics(run.path).validation_loss)
+    loss = ranks.on_main(lambda: read_metrics(path).validation_loss)
     if not loop.is_last:
         _say(ranks, f"stopped at step {loop.step:,} with a checkpoint; continue with:\n  {resume_command()}")
-        return Outcome(run.path, loop.step, False, loss, signals.received or signal.SIGTERM)
+        return Outcome(path, loop.step, False, loss, signals.received or signal.SIGTERM)
     weights = engine.weights()
     frequencies = engine.model.encoding.artifact(recipe.row_length, recipe.name)
 
     def finish() -> str:
-        save_model(run.model, recipe.model, weights, frequencies, corpus.tokenizer_path)
+        model = path / MODEL
+        save_model(model, recipe.model, weights, frequencies, corpus.tokenizer_path)
         # config.json has the hash of the weights, which need not be read once more.
-        files = sorted(file for file in run.model.iterdir() if file.name != WEIGHTS)
+        files = sorted(file for file in model.iterdir() if file.name != WEIGHTS)
         hashes = {file.name: sha256_of(file) for file in files}
         clock.mark("finish")
-        result = _result(run, recipe, loop, first, clock)
-        result.save(run.path / RESULTS / "training.json")
-        run.finish(hashes)
+        result = _result(path, recipe, loop, first, clock)
+        result.save(path / RESULTS / "training.json")
+        rundir.finish(path, hashes)
         return summary(result.last_start)
 
     _say(ranks, ranks.on_main(finish))
-    _say(ranks, _finished(run, loss))
-    return Outcome(run.path, loop.step, True, loss, None)
+    _say(ranks, _finished(path, loss))
+    return Outcome(path, loop.step, True, loss, None)
 
 
 @contextmanager
-def _explained(engine: Engine, run: RunDirectory) -> Iterator[None]:
-    """Turns a full disk or running out of memory into a sentence; notes that a run diverged, for who waits for it."""
+def _explained(path: Path, ranks: Ranks) -> Iterator[None]:
+    """Turns a full disk into a sentence; notes that a run diverged, for who waits for it."""
     try:
         yield
     except Diverged as error:
-        if engine.ranks.is_main:
-            write_json(run.path / DIVERGED, {"sentence": str(error)})
+        if ranks.is_main:
+            write_json(path / DIVERGED, {"sentence": str(error)})
         raise
     except OSError as error:
         raise ValueError(
-            f"{run.path} cannot be written ({error.strerror or error}): training stopped, the last checkpoint is "
+            f"{path} cannot be written ({error.strerror or error}): training stopped, the last checkpoint is "
             f"intact; make room, then continue with: {resume_command()}"
         ) from None
-    except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
-            raise
-        rows = f"{engine.micro_batch_rows} rows of {engine.recipe.row_length:,} tokens"
-        raise ValueError(
-            f"memory ran out with {rows} at a time; use fewer --micro-batch-rows, a shorter --row-length, "
-            "--recompute, or --parallel fsdp on several GPUs."
-        ) from None
 
 
-def _finished(run: RunDirectory, loss: float | None) -> str:
-    return f"{run.path} is finished" + (f": validation loss {loss:.4f}." if loss is not None else ".")
+def _finished(path: Path, loss: float | None) -> str:
+    return f"{path} is finished" + (f": validation loss {loss:.4f}." if loss is not None else ".")
 
 
 def check_corpus(data: str | os.PathLike[str], recipe: Recipe, verify: Hashing = "changed") -> None:
@@ -319,12 +331,12 @@ def _micro_batch_rows(recipe: Recipe, setup: Setup, ranks: Ranks) -> int:
     )
 
 
-def _result(run: RunDirectory, recipe: Recipe, loop: Loop, first: int, clock: Clock) -> Training:
+def _result(path: Path, recipe: Recipe, loop: Loop, first: int, clock: Clock) -> Training:
     """The content of `results/training.json`."""
-    metrics = read_metrics(run.path)
+    metrics = read_metrics(path)
     seconds = sum(record.seconds for record in metrics.steps)
     return Training(
-        run=read_run(run.path).label,
+        run=read_run(path).label,
         settings={},
         provenance=provenance(),
         num_steps=recipe.steps,

@@ -14,59 +14,46 @@ from lerope.core.encoding import FROZEN
 from lerope.core.files import differences, read_lines, write_whole
 from lerope.core.locks import locked
 from lerope.core.recipe import Recipe
-from lerope.core.run import CHECKPOINTS, HISTORY, METRICS, MODEL, RUN, Identity, Run, Start, is_run, now, read_run
+from lerope.core.run import CHECKPOINTS, HISTORY, METRICS, RUN, Identity, Run, Start, is_run, now, read_run
 
 
-class RunDirectory:
-    """One run's folder, locked by one process at a time."""
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Creates a run directory if necessary and keeps other processes out of it."""
+    with locked(path):
+        if not is_run(path) and any(not other.name.startswith(".") for other in path.iterdir()):
+            raise ValueError(f"{path} has other files but no {RUN}; name an empty or new folder with --out.")
+        yield
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Creates the folder if necessary and keeps other processes out of it."""
-        with locked(self.path):
-            if not is_run(self.path) and any(not path.name.startswith(".") for path in self.path.iterdir()):
-                raise ValueError(f"{self.path} has other files but no {RUN}; name an empty or new folder with --out.")
-            yield
+def open_run(path: Path, identity: Identity, start: Start) -> bool:
+    """Writes run.json, or checks that it is the same run and adds a start. Returns whether the run is finished."""
+    run = read_run(path) if is_run(path) else Run(path, identity, False, now(), [])
+    identity = replace(identity, recipe=_with_paths_of(run.identity.recipe, identity.recipe))
+    found = list(differences(asdict(run.identity), asdict(identity)))
+    if found and _has_begun(path):
+        raise ValueError(f"{path} is a different run: {_difference(*found[0])}, or choose another --out.")
+    if not run.finished:
+        replace(run, identity=identity, starts=[*run.starts, start]).save()
+    return run.finished
 
-    @property
-    def checkpoints(self) -> Path:
-        """Where checkpoints are."""
-        return self.path / CHECKPOINTS
 
-    @property
-    def model(self) -> Path:
-        """Where the finished model is."""
-        return self.path / MODEL
+def finish(path: Path, model_sha256: dict[str, str]) -> None:
+    """Marks a run as finished, with the hashes of its model's files."""
+    replace(read_run(path), finished=True, model_sha256=model_sha256).save()
 
-    def open(self, identity: Identity, start: Start) -> bool:
-        """Writes run.json, or checks that it is the same run and adds a start. Returns whether the run is finished."""
-        run = read_run(self.path) if is_run(self.path) else Run(self.path, identity, False, now(), [])
-        identity = replace(identity, recipe=_with_paths_of(run.identity.recipe, identity.recipe))
-        found = list(differences(asdict(run.identity), asdict(identity)))
-        if found and self._has_begun():
-            raise ValueError(f"{self.path} is a different run: {_difference(*found[0])}, or choose another --out.")
-        if not run.finished:
-            replace(run, identity=identity, starts=[*run.starts, start]).save()
-        return run.finished
 
-    def _has_begun(self) -> bool:
-        """Whether there is anything that another recipe would invalidate."""
-        return any(self.checkpoints.glob("*")) or next(read_lines(self.path / METRICS), None) is not None
+def rewind(path: Path, step: int) -> None:
+    """Drops records after `step`, and damaged ones: the run resumes there and writes them again."""
+    for file in (path / METRICS, path / HISTORY):
+        if file.exists():
+            kept = [json.dumps(record) for record in read_lines(file) if record and _step(record) <= step]
+            write_whole(file, "\n".join(kept)) if kept else file.unlink()
 
-    def finish(self, model_sha256: dict[str, str]) -> None:
-        """Marks the run as finished, with the hashes of its model's files."""
-        replace(read_run(self.path), finished=True, model_sha256=model_sha256).save()
 
-    def rewind(self, step: int) -> None:
-        """Drops records after `step`, and damaged ones: the run resumes there and writes them again."""
-        for name in (METRICS, HISTORY):
-            path = self.path / name
-            if path.exists():
-                kept = [json.dumps(record) for record in read_lines(path) if record and _step(record) <= step]
-                write_whole(path, "\n".join(kept)) if kept else path.unlink()
+def _has_begun(path: Path) -> bool:
+    """Whether there is anything that another recipe would invalidate."""
+    return any((path / CHECKPOINTS).glob("*")) or next(read_lines(path / METRICS), None) is not None
 
 
 def _with_paths_of(old: Recipe, new: Recipe) -> Recipe:

@@ -50,6 +50,15 @@ class Loop:
         for hook in self.hooks:
             hook.sync()
 
+    def timed(self, hook: "Hook", act: Callable[["Loop"], None]) -> None:
+        """Calls one of a hook's methods and counts its time."""
+        begun = time.monotonic()
+        try:
+            act(self)
+        finally:
+            if hook.name:
+                self.seconds[hook.name] = self.seconds.get(hook.name, 0.0) + time.monotonic() - begun
+
 
 class Hook:
     """Something that happens alongside the steps. Every rank has the same hooks, in the same order."""
@@ -77,95 +86,68 @@ class Hook:
         """After the last step of this start, however it ended."""
 
 
-class Trainer:
-    """Runs an engine and its hooks.
+def run(loop: Loop, signals: Signals, peak_flops: float | None) -> None:
+    """Trains from the loop's step to the end of the recipe, or until asked to stop.
 
     Args:
         signals: one on any rank stops the run on all, after the current step.
         peak_flops: this device's peak, if known.
     """
+    engine, device = loop.engine, loop.engine.ranks.device
+    batches = engine.loader.ahead(loop.step, engine.recipe.steps)
+    pending: tuple[Started, float] | None = None
+    with ExitStack() as ended:
+        ended.callback(batches.close)
+        for hook in loop.hooks:
+            ended.callback(loop.timed, hook, hook.end)
+            hook.begin(loop)
+        loop.clock = Moment(device)
+        while not loop.is_last and not loop.stopping:
+            asked = time.perf_counter()
+            batch, num_targets = next(batches)
+            wait_s = time.perf_counter() - asked
+            started = engine.step(loop.step, batch, num_targets, lambda: signals.received is not None)
+            loop.step = started.step
+            # A GPU works on this step while the host reads the numbers of the previous one.
+            if pending is not None:
+                _report(loop, *pending, peak_flops)
+            pending = (started, wait_s)
+            if device.type == "cpu" or loop.stopping or any(hook.is_due(loop) for hook in loop.hooks):
+                _report(loop, *pending, peak_flops)
+                pending = None
+            for hook in loop.hooks:
+                if hook.is_due(loop):
+                    loop.timed(hook, hook.act)
+                    loop.clock = Moment(device)
 
-    def __init__(
-        self, engine: Engine, hooks: Sequence[Hook], signals: Signals, peak_flops: float | None = None
-    ) -> None:
-        self.engine, self.hooks, self.signals, self.peak_flops = engine, hooks, signals, peak_flops
 
-    def train(self, start: int) -> Loop:
-        """Trains from step `start` to the end of the recipe, or until asked to stop; returns the final state."""
-        engine, loop = self.engine, Loop(self.engine, self.hooks, start)
-        device, batches = engine.ranks.device, engine.loader.ahead(start, engine.recipe.steps)
-        pending: tuple[Started, float] | None = None
-        with ExitStack() as ended:
-            ended.callback(batches.close)
-            for hook in self.hooks:
-                ended.callback(self._timed, hook, hook.end, loop)
-                hook.begin(loop)
-            loop.clock = Moment(device)
-            while not loop.is_last and not loop.stopping:
-                asked = time.perf_counter()
-                batch, num_targets = next(batches)
-                wait_s = time.perf_counter() - asked
-                started = engine.step(loop.step, batch, num_targets, lambda: self.signals.received is not None)
-                loop.step = started.step
-                # A GPU works on this step while the host reads the numbers of the previous one.
-                self._report(loop, pending)
-                pending = (started, wait_s)
-                if device.type == "cpu" or loop.stopping or any(hook.is_due(loop) for hook in self.hooks):
-                    self._report(loop, pending)
-                    pending = None
-                for hook in self.hooks:
-                    self._act(hook, loop)
-        return loop
-
-    def _act(self, hook: Hook, loop: Loop) -> None:
-        if not hook.is_due(loop):
-            return
-        self._timed(hook, hook.act, loop)
-        loop.clock = Moment(self.engine.ranks.device)
-
-    @staticmethod
-    def _timed(hook: Hook, act: Callable[[Loop], None], loop: Loop) -> None:
-        begun = time.monotonic()
-        try:
-            act(loop)
-        finally:
-            if hook.name:
-                loop.seconds[hook.name] = loop.seconds.get(hook.name, 0.0) + time.monotonic() - begun
-
-    def _report(self, loop: Loop, pending: tuple[Started, float] | None) -> None:
-        """Publishes a step's numbers, and stops the loop if any rank was asked to stop."""
-        if pending is None:
-            return
-        started, wait_s = pending
-        started.end.wait()
-        _, stops, norm, frequency_norm = started.numbers.tolist()
-        if loop.first_step_time is None:
-            loop.first_step_time = time.monotonic()
-        recipe, loss = self.engine.recipe, started.loss
-        seconds, loop.clock = started.end.seconds_since(loop.clock), started.end
-        flops = flops_per_token(recipe.model, recipe.row_length) * recipe.batch_tokens / seconds
-        if not all(map(math.isfinite, (loss, norm, frequency_norm))):
-            raise Diverged(
-                f"loss is {loss}, gradient norm {norm} and frequency gradient norm {frequency_norm} at step "
-                f"{started.step:,}: training has diverged; lower learning_rate in a new run (the last checkpoint is "
-                "intact)."
-            )
-        loop.stopping |= stops > 0
-        loop.publish(
-            StepRecord(
-                step=started.step,
-                tokens=started.step * recipe.batch_tokens,
-                loss=loss,
-                learning_rate=started.learning_rate,
-                gradient_norm=norm,
-                frequency_gradient_norm=frequency_norm if self.engine.learns else None,
-                seconds=seconds,
-                wait_seconds=wait_s,
-                tokens_per_second=recipe.batch_tokens / seconds,
-                share_of_peak=None if self.peak_flops is None else flops / (self.peak_flops * self._num_ranks),
-            )
+def _report(loop: Loop, started: Started, wait_s: float, peak_flops: float | None) -> None:
+    """Publishes a step's numbers, and stops the loop if any rank was asked to stop."""
+    started.end.wait()
+    _, stops, norm, frequency_norm = started.numbers.tolist()
+    if loop.first_step_time is None:
+        loop.first_step_time = time.monotonic()
+    engine, recipe, loss = loop.engine, loop.engine.recipe, started.loss
+    seconds, loop.clock = started.end.seconds_since(loop.clock), started.end
+    flops = flops_per_token(recipe.model, recipe.row_length) * recipe.batch_tokens / seconds
+    if not all(map(math.isfinite, (loss, norm, frequency_norm))):
+        raise Diverged(
+            f"loss is {loss}, gradient norm {norm} and frequency gradient norm {frequency_norm} at step "
+            f"{started.step:,}: training has diverged; lower learning_rate in a new run (the last checkpoint is "
+            "intact)."
         )
-
-    @property
-    def _num_ranks(self) -> int:
-        return self.engine.ranks.num_ranks
+    loop.stopping |= stops > 0
+    loop.publish(
+        StepRecord(
+            step=started.step,
+            tokens=started.step * recipe.batch_tokens,
+            loss=loss,
+            learning_rate=started.learning_rate,
+            gradient_norm=norm,
+            frequency_gradient_norm=frequency_norm if engine.learns else None,
+            seconds=seconds,
+            wait_seconds=wait_s,
+            tokens_per_second=recipe.batch_tokens / seconds,
+            share_of_peak=None if peak_flops is None else flops / (peak_flops * engine.ranks.num_ranks),
+        )
+    )

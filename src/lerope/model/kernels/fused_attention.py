@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lerope.model.kernels import packed_attention
-from lerope.rotary import triton_rotary
-from lerope.rotary.rotate import Arguments
+from lerope.rotary import triton_launch
+from lerope.rotary.rotation import Arguments
 
 
 def attend(qkv: Tensor, rotation: Arguments, documents: packed_attention.Packed) -> Tensor:
@@ -34,7 +34,7 @@ def fused_attention(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Attention's output, and for the backward pass its logsumexp and the turned q and k."""
     q, k, v = qkv.unbind(2)
-    q, k = triton_rotary.turn(q, k, cos, sin, index, half, q_gain, k_gain, eps)
+    q, k = triton_launch.turn(q, k, cos, sin, index, half, q_gain, k_gain, eps)
     out, sums = packed_attention.forward(q, k, v, starts, 4)
     return out, sums, q, k
 
@@ -45,12 +45,12 @@ def fused_attention_backward(
     q_gain: Tensor | None, k_gain: Tensor | None, eps: float, starts: Tensor, out: Tensor, sums: Tensor, q: Tensor,
     k: Tensor, learn: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The gradient of qkv, and sums from which `triton_rotary.gradients` makes those of frequencies and gains."""
+    """The gradient of qkv, and sums from which `triton_launch.gradients` makes those of frequencies and gains."""
     qkv_grad = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
     q_grad, k_grad, v_grad = qkv_grad.unbind(2)
     packed_attention.backward_into(q_grad, k_grad, v_grad, grad, q, k, qkv[:, :, 2], out, sums, starts)
     saved = (q, k) if q_gain is None else (qkv[:, :, 0], qkv[:, :, 1])
-    totals = triton_rotary.turn_back(  # in place
+    totals = triton_launch.turn_back(  # in place
         q_grad, k_grad, *saved, q_grad, k_grad, cos, sin, index, offsets, half, q_gain, k_gain, eps, learn
     )
     return qkv_grad, totals
@@ -72,7 +72,7 @@ def _(
     q_gain: Tensor | None, k_gain: Tensor | None, eps: float, starts: Tensor, out: Tensor, sums: Tensor, q: Tensor,
     k: Tensor, learn: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    size = triton_rotary.Size(q, k, cos, index, half, q_gain)
+    size = triton_launch.Size(q, k, cos, index, half, q_gain)
     return qkv.new_empty(qkv.shape), cos.new_empty(2, size.columns(learn))
 
 
@@ -90,8 +90,8 @@ def _go_back(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
     qkv_grad, sums = fused_attention_backward(
         grad.contiguous(), qkv, cos, sin, index, offsets, ctx.half, q_gain, k_gain, ctx.eps, *rest, ctx.learn
     )
-    size = triton_rotary.Size(rest[-2], rest[-1], cos, index, ctx.half, q_gain)
-    frequencies, *gains = triton_rotary.gradients(sums, size, ctx.learn)
+    size = triton_launch.Size(rest[-2], rest[-1], cos, index, ctx.half, q_gain)
+    frequencies, *gains = triton_launch.gradients(sums, size, ctx.learn)
     if frequencies is not None:
         frequencies = frequencies.view(ctx.shape)
     return qkv_grad, frequencies, None, None, None, None, None, *gains, None, None

@@ -14,7 +14,7 @@ from lerope.model.kernels.products import linear, quack_obstacle, rows
 from lerope.model.loss import Head
 from lerope.model.transformer import MLP, Attention, Block, Linear, RMSNorm
 from lerope.rotary.dispatch import triton_obstacle
-from lerope.rotary.rotate import Rotation
+from lerope.rotary.rotation import Rotation
 
 Stream = Tensor | tuple[Tensor, Tensor]
 """The residual stream, or two tensors whose sum it is."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lerope.model.kernels import packages
-from lerope.model.loss import compute_dtype
+from lerope.model.precision import compute_dtype
 from lerope.rotary import dispatch
 
 _QUACK = packages.version("quack-kernels")

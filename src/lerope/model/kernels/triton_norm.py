@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lerope.rotary.triton_rotary import add_rows
+from lerope.rotary.triton_launch import add_rows
 
 # Programs that share the rows of a backward pass; fixed, so that sums are the same on every device.
 _BACKWARD_PROGRAMS = 528
