@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 QUIET  := $(if $(MAKE_TERMOUT),,--quiet)
 
 .PHONY: help demo test test-all test-gpu test-engines engines lint lint-page format bench figures docs docs-ready package \
-  results clean
+  extras results clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -85,8 +85,11 @@ package: $(READY)  ## sdist and wheel in dist/, and the wheel tried in an enviro
 	@$(DIST)/env/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(DIST)/*.whl
 	@$(DIST)/env/bin/python -I tests/installed.py src/lerope $(BIN)/python
 
+extras: package  ## each extra in an environment of its own, in .extras, where it must do what it is for (15 GB)
+	@$(BIN)/python tests/extras.py $(DIST)/*.whl .extras
+
 results: $(READY)  ## docs/results.md, its figures and the README's table, from the archives in results/
 	@$(BIN)/python results/page.py
 
 clean:          ## remove the virtual environment and caches
-	rm -rf $(VENV) $(DIST) $(SITE) jupyter_execute .engines .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(DIST) $(SITE) jupyter_execute .engines .extras .mypy_cache .ruff_cache .pytest_cache .hypothesis
