@@ -134,6 +134,21 @@ def test_positions_that_start_again_are_documents(loaded):
         torch.testing.assert_close(packed.view(2, 10, -1), loaded(x).logits, rtol=1e-4, atol=1e-5)
 
 
+def test_padding_and_documents_in_one_row(loaded):
+    x = some_tokens(1, 12)
+    mask, positions = torch.ones_like(x), torch.arange(6).repeat(2)[None]
+    mask[:, :2] = 0
+    with torch.no_grad():
+        found = loaded(x, attention_mask=mask, position_ids=positions).logits
+        for document in (slice(2, 6), slice(6, 12)):
+            torch.testing.assert_close(found[:, document], loaded(x[:, document]).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_a_mask_of_pairs_is_refused(loaded):
+    with pytest.raises(ValueError, match=r"attention_mask must be \(rows, length\).*got shape \(1, 1, 4, 4\)"):
+        loaded(some_tokens(1, 4), attention_mask=torch.ones(1, 1, 4, 4).tril())
+
+
 def test_training_goes_on_and_is_saved_as_a_run_is(run, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(run / "model", encoding="lerope").train()
     model.gradient_checkpointing_enable()

@@ -1,6 +1,7 @@
 """The fused kernel in converted models, in Triton's interpreter, against the model's own formula in float64."""
 
 import copy
+import inspect
 import sys
 
 import pytest
@@ -233,6 +234,22 @@ def test_patches_of_others_do_not_matter(turns, monkeypatch):
         expected = rotary_of(reference).inv_freq.alpha.grad.float()
         found = rotary_of(model).inv_freq.alpha.grad
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-3 * expected.abs().max().item())
+
+
+def test_a_function_that_the_package_kernels_made_a_module(turns, monkeypatch):
+    """Where `kernels` is installed transformers' function is an nn.Module with the function as its forward."""
+    module = sys.modules[type(make()).__module__]
+    original = inspect.unwrap(module.apply_rotary_pos_emb)
+
+    class Func(torch.nn.Module):
+        def forward(self, *args, **kwargs):
+            return original(*args, **kwargs)
+
+    Func.forward.__signature__ = inspect.signature(lambda self, q, k, cos, sin, unsqueeze_dim=1: None)
+    monkeypatch.setattr(module, "apply_rotary_pos_emb", Func())
+    for _ in range(2):  # the second time it is wrapped already
+        model, reference = pair(lambda: make("llama"))
+        check(model, reference, tokens(2, 16), turns)
 
 
 def test_copies_and_other_devices(turns):

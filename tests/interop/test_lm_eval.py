@@ -1,7 +1,8 @@
-"""lm-evaluation-harness by its own command: it scores an export in a process without lerope and without a hub."""
+"""lm-evaluation-harness by its own command and without a hub: an export without lerope, a run's folder with it."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -60,8 +61,14 @@ def export_llama(folder):
     return lambda tokens: model(tokens).logits
 
 
-@pytest.mark.parametrize("export", [export_ladder, export_llama])
-def test_the_command_scores_an_export_as_the_model_in_memory(export, tmp_path):
+def no_export(folder):
+    """A run's own folder, for the longer command of docs/huggingface.md."""
+    shutil.copytree(trained() / "model", folder)
+    return load_model(trained())
+
+
+@pytest.mark.parametrize("export", [export_ladder, export_llama, no_export])
+def test_the_command_scores_as_the_model_in_memory(export, tmp_path):
     logits = export(tmp_path / "served")
     tasks = tmp_path / "tasks"
     tasks.mkdir()
@@ -69,11 +76,16 @@ def test_the_command_scores_an_export_as_the_model_in_memory(export, tmp_path):
     (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, QUESTIONS)))
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
-    command = (
-        f"{COMMAND} --model hf --model_args pretrained={tmp_path / 'served'},dtype=float32 --tasks toy --include_path "
+    program = [str(COMMAND)]
+    if export is no_export:
+        environment["PYTHONPATH"] = str(Path(lerope.__file__).parents[1])
+        imports = "import lerope.interop.auto, lm_eval.__main__; lm_eval.__main__.cli_evaluate()"
+        program = [sys.executable, "-c", imports]
+    options = (
+        f"--model hf --model_args pretrained={tmp_path / 'served'},dtype=float32 --tasks toy --include_path "
         f"{tasks} --device cpu --batch_size 2 --log_samples --output_path {tmp_path / 'results'}"
     )
-    done = subprocess.run(command.split(), cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run([*program, *options.split()], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = {}
     for path in (tmp_path / "results").rglob("samples_*.jsonl"):

@@ -142,6 +142,22 @@ def test_folders_changed_by_hand_and_other_parametrizations(tmp_path):
     assert (rotary_of(again).inv_freq.alpha == 0).all()
 
 
+def test_a_config_that_refuses_other_frequencies_is_found_before_training(monkeypatch):
+    """As Cosmos3-Edge's does: it would raise at the first save."""
+
+    def refuse(*_, **__):
+        raise TypeError("rope_type must be\n'default'")
+
+    model = make()
+    before, kind = logits(model), type(model)
+    monkeypatch.setattr(type(model.config), "from_dict", refuse)
+    message = r"LlamaForCausalLM could not be saved.*its config cannot hold them: rope_type must be 'default'"
+    with pytest.raises(ValueError, match=message):
+        lerope.convert(model)
+    assert type(model) is kind
+    assert torch.equal(logits(model), before)
+
+
 def test_upload_within_save_is_refused(tmp_path):
     with pytest.raises(ValueError, match="push_to_hub=True would upload"):
         lerope.convert(make()).save_pretrained(tmp_path / "out", push_to_hub=True)

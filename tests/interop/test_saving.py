@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import (
+    AutoModel,
     AutoModelForCausalLM,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
@@ -121,6 +122,26 @@ def test_a_language_model_inside_another_model(tmp_path):
     assert not any(info.values())
     torch.testing.assert_close(logits(plain), logits(model), rtol=1e-5, atol=1e-5)
     assert torch.equal(logits(lerope.convert(plain)), logits(model))
+    part, x = model.model.language_model, tokens()
+    part.save_pretrained(tmp_path / "part")
+    with torch.no_grad():
+        found = AutoModel.from_pretrained(tmp_path / "part")(x).last_hidden_state
+        torch.testing.assert_close(found, part(x).last_hidden_state, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_part_of_a_converted_model_saves_its_frequencies(family, tmp_path):
+    model = lerope.convert(make(family))
+    shake(model)
+    part, x = model.model, tokens()
+    with torch.no_grad():
+        expected = part(x).last_hidden_state
+        part.save_pretrained(tmp_path)
+        plain, info = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+        assert not any(info.values())
+        torch.testing.assert_close(plain(x).last_hidden_state, expected, rtol=1e-5, atol=1e-5)
+        assert torch.equal(lerope.convert(plain)(x).last_hidden_state, expected)
+    assert type(lerope.unconvert(model).model) is type(plain).plain
 
 
 def test_attention_factor_goes_with_the_folder(tmp_path):

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, Trainin
 
 import lerope
 import lerope.interop.auto
+from lerope.interop.adapters import load_adapter
 from lerope.interop.huggingface import rotary_of
 from lerope.interop.trainer import LeropeCallback, log_scales, undecayed
 from lerope.model.saved import save_model
@@ -241,6 +242,31 @@ def test_resume_with_peft(family, tmp_path):
     again, keep = trainer(tmp_path / "a", model=adapted())
     again.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
     check_same(whole, expected.alphas[2:], again, keep.alphas)
+
+
+def test_what_trainer_saves_of_peft_warns_where_frequencies_would_be_dropped(tmp_path):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["rotary_emb"], r=2)
+    model = peft.get_peft_model(lerope.convert(make()), config)
+    made, _ = trainer(tmp_path, model=model, save_strategy="steps", save_steps=4)
+    made.train()
+    made.save_model(str(tmp_path / "saved"))
+    for folder in (tmp_path / "checkpoint-4", tmp_path / "saved"):
+        with pytest.warns(UserWarning, match="frequencies_need_lerope.interop.adapters.load_adapter"):
+            peft.PeftModel.from_pretrained(make(), folder)
+        loaded = load_adapter(make(), folder)
+        assert torch.equal(rotary_of(loaded).inv_freq.alpha, rotary_of(model).inv_freq.alpha)
+    without = peft.get_peft_model(lerope.convert(make()), peft.LoraConfig(target_modules=["q_proj"], r=2))
+    trainer(tmp_path, model=without)[0].save_model(str(tmp_path / "without"))
+    assert "lerope" not in (tmp_path / "without" / "adapter_config.json").read_text()
+
+
+def test_vllm_inside_a_trainer_would_keep_old_frequencies(tmp_path):
+    """TRL hands it weights by name, and it skips all that are called rotary_emb.inv_freq."""
+    made, _ = trainer(tmp_path, max_steps=1)
+    made.args.use_vllm = True
+    with pytest.warns(UserWarning, match="vLLM is given new weights but no new frequencies"):
+        made.train()
 
 
 @pytest.mark.slow

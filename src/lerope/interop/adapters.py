@@ -1,5 +1,6 @@
 """PEFT adapters that were trained with learned frequencies beside them."""
 
+import functools
 import json
 import warnings
 from pathlib import Path
@@ -30,20 +31,16 @@ def save_adapter(model: Any, folder: str | Path, **options: Any) -> None:
         folder: where to save.
         options: what `save_pretrained` takes.
     """
-    model.save_pretrained(str(folder), **options)
-    if not options.get("is_main_process", True):
-        return
-    # PEFT gives every adapter but the one called default a folder of its own.
-    homes = [Path(folder) / ("" if name == "default" else name) for name in model.peft_config]
-    noted = [home for home in homes if (home / _CONFIG).is_file() and _frequencies(home)]
-    if not noted:
+    if not _save(model, folder, **options) and options.get("is_main_process", True):
         raise ValueError(
             f"the adapter in {folder} holds no frequencies; train it with modules_to_save=['rotary_emb'] on a "
             "converted model, or save it with save_pretrained."
         )
-    for home in noted:
-        content = json.loads((home / _CONFIG).read_bytes())
-        write_whole(home / _CONFIG, json.dumps({**content, _NOTE: True}, indent=2, sort_keys=True))
+
+
+def save_as_adapter(model: Any) -> None:
+    """Makes `save_pretrained` of a PEFT model, which trainers call, write what `save_adapter` does."""
+    model.save_pretrained = functools.partial(_save, model)
 
 
 def load_adapter(model: Any, folder: str | Path, encoding: str = "lerope", **options: Any) -> Any:
@@ -80,6 +77,20 @@ def load_adapter(model: Any, folder: str | Path, encoding: str = "lerope", **opt
         if own is None or not torch.equal(own.cpu(), value.cpu()):
             raise ValueError(f"{path}: {name} did not reach the model, which has other frequencies; got {list(found)}.")
     return loaded
+
+
+def _save(model: Any, folder: str | Path, *args: Any, **options: Any) -> bool:
+    """Saves a PEFT model's adapters and notes where they hold frequencies; whether any does."""
+    type(model).save_pretrained(model, str(folder), *args, **options)
+    if not options.get("is_main_process", True):
+        return False
+    # PEFT gives every adapter but the one called default a folder of its own.
+    homes = [Path(folder) / ("" if name == "default" else name) for name in model.peft_config]
+    noted = [home for home in homes if (home / _CONFIG).is_file() and _frequencies(home)]
+    for home in noted:
+        content = json.loads((home / _CONFIG).read_bytes())
+        write_whole(home / _CONFIG, json.dumps({**content, _NOTE: True}, indent=2, sort_keys=True))
+    return bool(noted)
 
 
 def _frequencies(folder: Path) -> dict[str, Tensor]:

@@ -67,13 +67,20 @@ class LeropeModel(PreTrainedModel):  # type: ignore[misc]
         self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None, **kwargs: Any
     ) -> BaseModelOutput:
         """What the head reads; arguments as in `LeropeForCausalLM`."""
+        if attention_mask is not None and attention_mask.ndim != 2:
+            raise ValueError(
+                f"attention_mask must be (rows, length), 0 for padding; got shape {tuple(attention_mask.shape)}; the "
+                "documents of a packed row are told by position_ids that restart at 0."
+            )
+        is_padded = attention_mask is not None and not bool(attention_mask.all())
         documents = None
-        if attention_mask is not None and attention_mask.ndim == 2 and not bool(attention_mask.all()):
-            documents = attention_mask.long()
-            position_ids = (documents.cumsum(-1) - 1).clamp(min=0)
-        elif position_ids is not None:
+        if position_ids is not None:
             position_ids = position_ids.expand(input_ids.shape)
-            documents = (position_ids == 0).cumsum(-1)
+            documents = 1 + (position_ids == 0).cumsum(-1)
+        if is_padded:
+            assert attention_mask is not None
+            documents = attention_mask.long() if documents is None else documents * (attention_mask != 0)
+            position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0) if position_ids is None else position_ids
         return BaseModelOutput(last_hidden_state=self.transformer.hidden(input_ids, position_ids, documents))
 
     def get_input_embeddings(self) -> torch.nn.Module:

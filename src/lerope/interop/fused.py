@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lerope.core.encoding import Layout
 from lerope.interop.qk_norm import Unnormed, normed, turned_after_norm
@@ -58,7 +58,8 @@ def takes_turns(modeling: str) -> None:
     if hasattr(original, "takes_turns"):
         return
 
-    @functools.wraps(original)
+    # With the package kernels installed the function is a module that calls it.
+    @functools.wraps(getattr(original, "forward", original), updated=())
     def apply_rotary_pos_emb(q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(cos, Turn):
             return cos(q, k, kwargs.get("unsqueeze_dim", 1) == 1)
@@ -105,7 +106,7 @@ def _is_only_one(modeling: str) -> bool:
     module = sys.modules[modeling]
     found = [
         name
-        for name, function in inspect.getmembers(module, inspect.isfunction)
-        if not name.startswith("_") and "cos" in inspect.signature(function).parameters
+        for name, each in inspect.getmembers(module, lambda x: inspect.isfunction(x) or isinstance(x, nn.Module))
+        if not name.startswith("_") and "cos" in inspect.signature(getattr(each, "forward", each)).parameters
     ]
     return found == [_FUNCTION]

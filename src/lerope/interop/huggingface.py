@@ -11,6 +11,7 @@ import functools
 import inspect
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,11 +85,12 @@ def convert(
     model.set_submodule(name, rotary)
     if arranged.modeling is not None and kernel != "reference":
         defer_norms(model, kernel)
-    plain: Any = type(model)
-    model.__class__ = _converted_class(plain)
-    if not rotary.in_weights:
-        ours = [f"{name}.{key}" for key in rotary.state_dict()]
-        model._keys_to_ignore_on_save = [*(model._keys_to_ignore_on_save or []), *ours]
+    for part, own in parts(model, name):
+        plain: Any = type(part)
+        part.__class__ = _converted_class(plain)
+        if not rotary.in_weights:
+            ours = [f"{own}.{key}" for key in rotary.state_dict()]
+            part._keys_to_ignore_on_save = [*(part._keys_to_ignore_on_save or []), *ours]
     return model
 
 
@@ -139,6 +141,17 @@ def set_frequencies(model: nn.Module, sets: dict[str, Any]) -> None:
         assign(encoding.theta, torch.tensor(sets[kind]["theta"]))
         if isinstance(encoding, LeRoPE):
             assign(encoding.alpha, torch.tensor(sets[kind]["alpha"]))
+
+
+def parts(model: Any, name: str) -> Iterator[tuple[Any, str]]:
+    """The model and the models inside it that hold its rotary module, as each can be saved; with its name in each."""
+    from transformers import PreTrainedModel
+
+    steps = name.split(".")
+    for at in range(len(steps)):
+        part = model.get_submodule(".".join(steps[:at]))
+        if isinstance(part, PreTrainedModel):
+            yield part, ".".join(steps[at:])
 
 
 class _Converted:
@@ -239,13 +252,16 @@ def _check_saves(model: Any, rotary: Rotary) -> None:
     """Raises before any training if what is learned could not be saved."""
     if rotary.is_buffer:
         return
+    text = model.config.get_text_config()
     frequencies = {kind: encoding.frequencies().detach() for kind, encoding in rotary.encodings.items()}
     try:
-        recipe_of(model.config.get_text_config(), frequencies, rotary.scaling)
-    except ValueError as error:
+        written = recipe_of(text, frequencies, rotary.scaling)
+        kept = {key: value for key, value in text.to_dict().items() if key not in (*_WRITTEN, *_LEGACY)}
+        type(text).from_dict({**kept, **written})
+    except Exception as error:  # a config's own checks may raise anything
         raise ValueError(
             f"{type(model).__name__} could not be saved with learned frequencies, because its config cannot hold "
-            f"them: {error}"
+            f"them: {' '.join(str(error).split())}"
         ) from None
 
 

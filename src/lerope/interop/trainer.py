@@ -5,6 +5,7 @@ Trainer(model=lerope.convert(model), args=args, train_dataset=rows, callbacks=[L
 
 import json
 import math
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +19,7 @@ from transformers.trainer_callback import ExportableState
 
 from lerope.core.files import parse_object, read_bytes
 from lerope.core.run import HISTORY
+from lerope.interop.adapters import save_as_adapter
 from lerope.interop.huggingface import rotary_of, saved_sets, set_frequencies
 from lerope.interop.rotary import SHARED, Rotary
 from lerope.rotary.encodings import Encoding
@@ -61,6 +63,8 @@ class LeropeCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         if _is_converted(kwargs["model"]):
             rotary = rotary_of(kwargs["model"])
             rotary.warns = rotary.in_weights  # else weights without frequencies lose nothing: `state` has them
+            if hasattr(kwargs["model"], "peft_config"):
+                save_as_adapter(kwargs["model"])
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.model = kwargs["model"]
@@ -69,6 +73,12 @@ class LeropeCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             raise ValueError(
                 "model has no learnable frequencies; convert it with lerope.convert first, or load a ladder model with "
                 "from_pretrained(folder, encoding='lerope')."
+            )
+        if getattr(args, "use_vllm", False):
+            warnings.warn(
+                "vLLM is given new weights but no new frequencies, so it writes by those it was started with; set "
+                "use_vllm=False.",
+                stacklevel=2,
             )
         if state.global_step > 0:
             self._restore(state.stateful_callbacks)

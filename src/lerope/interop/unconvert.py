@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from lerope.interop.huggingface import ENTRY, recipe_of
+from lerope.interop.huggingface import ENTRY, parts, recipe_of
 from lerope.interop.probe import named
 from lerope.interop.qk_norm import restore_norms
 from lerope.interop.rotary import Rotary
@@ -45,9 +45,10 @@ def unconvert(model: "PreTrainedModel") -> "PreTrainedModel":
             if isinstance(known := getattr(plain, named(kind, buffer), None), torch.Tensor):
                 known.copy_(values)
     device = next(iter(frequencies.values())).device
-    ours = {f"{name}.{key}" for key in rotary.state_dict()}
     model.set_submodule(name, plain.to(device))
     restore_norms(model)
-    model.__class__ = converted.plain
-    converted._keys_to_ignore_on_save = [key for key in converted._keys_to_ignore_on_save or [] if key not in ours]
+    for part, own in parts(model, name):
+        ours = {f"{own}.{key}" for key in rotary.state_dict()}
+        part.__class__ = part.plain
+        part._keys_to_ignore_on_save = [key for key in part._keys_to_ignore_on_save or [] if key not in ours]
     return model
