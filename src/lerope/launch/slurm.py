@@ -44,7 +44,7 @@ def carry_out(study: Study, data: Path, out: Path, cluster: Cluster, archives: P
     """
     (out / LOGS).mkdir(parents=True, exist_ok=True)
     with Display() as display, Signals() as signals:
-        watch = _Watch(study, data, out, cluster, archives, display.say)
+        watch = _Watch(study, data, out, cluster, display.say, archives)
         with locked(out / JOBS, _SUBMIT_PATIENCE_S):  # of two commands at once, the second finds the first one's jobs
             watch.submit()
         pause = _FIRST_POLL_S
@@ -93,8 +93,8 @@ class _Watch:
         data: Path,
         out: Path,
         cluster: Cluster,
-        archives: Path | None,
         say: Callable[[str], None],
+        archives: Path | None = None,
     ) -> None:
         self._data, self._out, self._cluster = data.resolve(), out.resolve(), cluster
         self._archives, self._say = archives, say
