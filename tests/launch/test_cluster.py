@@ -173,9 +173,9 @@ def watch(tmp_path, monkeypatch):
     (tmp_path / "out" / "jobs").mkdir(parents=True)
     said = []
 
-    def make(**options):
-        study = Study(name="four", sentence="", runs=runs)
-        return _Watch(study, data, tmp_path / "out", Cluster(gpus_per_run=0, **options), said.append), said
+    def make(archives=None, **options):
+        study, cluster = Study(name="four", sentence="", runs=runs), Cluster(gpus_per_run=0, **options)
+        return _Watch(study, data, tmp_path / "out", cluster, said.append, archives), said
 
     return make
 
@@ -231,3 +231,22 @@ def test_jobs_that_are_gone_without_a_result_are_failures_and_a_silent_controlle
     assert not watching.advance()
     assert watching.failed["demo-rope-42"] == "job 1 ended as CANCELLED: nothing in its log"
     assert watching.failed["demo-frozen-demo-lerope-42-42"] == "needs demo-lerope-42, which failed"
+
+
+def test_what_is_finished_is_archived(watch, monkeypatch, tmp_path):
+    """Two before the command is given, and the others when it sees that nothing is left of them."""
+    slurm, archived = FakeSlurm(monkeypatch), []
+    monkeypatch.setattr("lerope.launch.launcher.archive", lambda run, archives: archived.append((run.name, archives)))
+    done = {"demo-rope-42", "demo-lerope-43"}
+    monkeypatch.setattr(
+        "lerope.launch.slurm.tasks_left", lambda run, *_: [] if run.name in done else [(None, ["train"])]
+    )
+    watching, _ = watch(archives=tmp_path / "kept")
+    watching.submit()
+    assert {name for name, _ in archived} == done
+    slurm.live = []
+    done |= {"demo-lerope-42", "demo-frozen-demo-lerope-42-42"}
+    assert not watching.advance()
+    assert len(archived) == 4
+    assert {name for name, _ in archived} == done
+    assert {folder for _, folder in archived} == {tmp_path / "kept"}
