@@ -104,7 +104,8 @@ def preset() -> Study:
 
 def horizon() -> Study:
     """What may keep learned frequencies from falling off: positions that skip while training, and constraints."""
-    encodings = ["rope", "lerope", "rope,horizon=8192", "lerope,horizon=8192", "lerope,horizon=8192,horizon_from=0.9"]
+    encodings = ["rope", "lerope", "rope,horizon=8192", "lerope,horizon=8192"]
+    encodings += [f"lerope,horizon=8192,horizon_from={begin}" for begin in (0.9, 0.8)]
     encodings += [f"results.candidates:{name}" for name in ("Gap", "Slowed", "WholeTurns", "WholeTokens")]
     runs = _with_fall(measured(_runs(encodings), PROFILE, *REACH))
     runs += [_learned_on(run) for run in runs[:2]]
@@ -113,7 +114,7 @@ def horizon() -> Study:
 
 def winner() -> Study:
     """What was best on the laptop, with three seeds; measure `horizon` first."""
-    encodings = ["rope", "lerope", "lerope,horizon=8192,horizon_from=0.9"]
+    encodings = ["rope", "lerope", "lerope,horizon=8192,horizon_from=0.8"]
     runs = [run for seed in (42, 43, 44) for run in _runs(encodings, (seed,))]
     return Study(name="winner", sentence="Does it hold for other seeds?", runs=measured(runs, PROFILE, *REACH))
 
