@@ -90,7 +90,7 @@ def test_show_for_a_model(capsys, package, tmp_path):
     rows = [line.split() for line in text.splitlines()]
     assert sum(row[0].isdigit() for row in rows if row) == 64
     assert "note: resampled from head_dim 64 to 128." in text
-    assert "note: train length 16,384 is beyond what mine was learned at" in text
+    assert "note: train length 16,384 is outside of what mine was learned at" in text
     assert (tmp_path / "a.svg").read_text().startswith("<?xml")
     found = json.loads(call(capsys, "show", "mine", "--train-length", 2048, "--json"))["resampled"]
     assert found["frequencies"] == made_preset(2048, 8192).resample(64, 2048).frequencies

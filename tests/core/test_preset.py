@@ -72,7 +72,7 @@ def test_what_was_done_is_said():
     for length in (1024, 16_384):
         beyond = preset.resample(64, length)
         assert beyond.is_extrapolated
-        assert f"train length {length:,} is beyond what mine was learned at (2,048 to 8,192)" in beyond.notes[0]
+        assert f"train length {length:,} is outside of what mine was learned at (2,048 to 8,192)" in beyond.notes[0]
     assert "learned at (2,048)" in made_preset(2048).resample(64, 4096).notes[0]
 
 

@@ -37,7 +37,7 @@ def test_it_warns_beyond_what_was_measured_and_nowhere_else(path):
         warnings.simplefilter("error")
         for length in (2048, 3000, 8192):
             lerope.preset(path, 128, length)
-    with pytest.warns(UserWarning, match="train length 16,384 is beyond what mine was learned at"):
+    with pytest.warns(UserWarning, match="train length 16,384 is outside of what mine was learned at"):
         encoding = lerope.preset(path, 128, 16_384)
     assert len(encoding.origin.notes) == 2
 

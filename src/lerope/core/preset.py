@@ -147,8 +147,8 @@ class Preset:
         is_extrapolated = not lengths[0] <= train_length <= lengths[-1]
         if is_extrapolated:
             notes.append(
-                f"train length {train_length:,} is beyond what {self.name} was learned at ({_range(lengths)}): fast "
-                "bands keep their wavelength and slow ones grow with the length, by extrapolation and not by "
+                f"train length {train_length:,} is outside of what {self.name} was learned at ({_range(lengths)}): "
+                "fast bands keep their wavelength and slow ones change with the length, by extrapolation and not by "
                 "measurement."
             )
         elif train_length not in lengths:

@@ -68,7 +68,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, path: Path) -> None:
 def _training_sentence(message: str, vocab_size: int) -> str:
     if found := re.search(r"too high .* value <= (\d+)", message):
         most = int(found[1])
-        fix = f"it yields at most {most:,} pieces, pass --vocab-size {most} or more text"
+        # As many as it yields would be whole documents rather than parts of words.
+        fix = f"it yields at most {most:,} pieces, pass --vocab-size {min(most, 2048)} or more text"
         return f"vocab_size {vocab_size:,} is too large for this text; {fix}."
     if found := re.search(r"required_chars\. \d+ vs (\d+)", message):
         least = int(found[1])
