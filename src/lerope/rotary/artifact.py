@@ -74,6 +74,8 @@ class Frequencies:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file whole or not at all."""
+        if Path(path).is_dir():
+            raise ValueError(f"path must be that of a file, such as frequencies.json; got the folder {path}.")
         try:
             write_signed(Path(path), self)
         except OSError as error:

@@ -1,5 +1,6 @@
 """What people give to a rotation: its order of dimensions, its positions, and checks of both."""
 
+import reprlib
 import warnings
 from collections.abc import Sequence
 
@@ -55,7 +56,7 @@ def _warn_if_square(positions: Tensor, given: Sequence[Tensor]) -> None:
 def check_positions(positions: object) -> Tensor:
     """Raises unless `positions` is an integer tensor."""
     if not isinstance(positions, Tensor):
-        raise ValueError(f"positions must be a tensor of integers; got {positions!r}.")
+        raise ValueError(f"positions must be a tensor of integers; got {reprlib.repr(positions)}.")
     if positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool:
         raise ValueError(f"positions must be integers; got {positions.dtype}; pass positions.long().")
     return positions
@@ -64,7 +65,8 @@ def check_positions(positions: object) -> Tensor:
 def check_heads(name: str, x: object, head_dim: int | None = None) -> Tensor:
     """Raises unless `x` is a floating tensor of shape (..., length, heads, head_dim)."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise ValueError(f"{name} must be a floating-point tensor; got {getattr(x, 'dtype', type(x).__name__)}.")
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"{name} must be a floating-point tensor; got {got}.")
     if x.ndim < 3:
         raise ValueError(f"{name} must have shape (..., length, heads, head_dim); got {tuple(x.shape)}.")
     if head_dim is not None and x.shape[-1] != head_dim:
