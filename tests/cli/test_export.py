@@ -61,9 +61,17 @@ def test_an_engine_that_cannot_run_a_model_is_not_said_to_compute_another(tmp_pa
     assert "Not the same model" not in shown
 
 
-def test_gelu_is_exported_with_a_note(tmp_path, capsys):
-    assert call("export", trained("gelu", 10), tmp_path / "served") == 0
-    assert "note: activation 'gelu' runs only in transformers" in " ".join(capsys.readouterr().out.split())
+def test_gelu_is_exported_and_verified_with_a_note(tmp_path, capsys):
+    out, run = tmp_path / "served", trained("gelu", 10)
+    note = "note: activation 'gelu' runs only in transformers: engines compute xIELU in this architecture; train"
+    assert call("export", run, out) == 0
+    assert note in " ".join(capsys.readouterr().out.split())
+    assert call("verify", out, "--run", run, "--num-tokens", 4, "--out", tmp_path / "verified.json") == 0
+    assert note in " ".join(capsys.readouterr().out.split())
+    for table in Verification.load(tmp_path / "verified.json").tables:
+        assert table["tried"] is None  # what was tried is xIELU
+        agrees = table["engine"].startswith("transformers")
+        assert (table["agrees"], table["note"]) == ((True, "") if agrees else (None, "xIELU instead of gelu"))
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,8 @@ def _wrong(found: "Verification") -> list[str]:
 
 
 def _show(found: "Verification", wrong: list[str]) -> None:
+    from lerope.interop.apertus import only_transformers
+
     console = Console()
     console.print("frequencies that each engine computes from the files, against those of the model")
     texts = ("engine", "table", "this architecture, run by us")
@@ -92,6 +94,9 @@ def _show(found: "Verification", wrong: list[str]) -> None:
         table.add_row(ran["engine"], ran["version"] or "", error, same, verdict)
     console.print(table)
     console.print(" ".join(wrong) or "Everything that was computed here agrees.")
+    activation = found.settings["other_activation"]
+    if activation is not None:
+        console.print(f"note: {only_transformers(activation)}")
 
 
 COMMAND = verify

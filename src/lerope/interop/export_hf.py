@@ -21,7 +21,13 @@ from torch import Tensor, nn
 from lerope.core.checks import check_choice, check_count
 from lerope.core.files import whole
 from lerope.core.run import CONFIG, FREQUENCIES, TOKENIZER, WEIGHTS, is_run, provenance, read_run
-from lerope.interop.apertus import apertus_config, apertus_frequencies, apertus_weights, extended_frequencies
+from lerope.interop.apertus import (
+    apertus_config,
+    apertus_frequencies,
+    apertus_weights,
+    extended_frequencies,
+    only_transformers,
+)
 from lerope.interop.export_record import GGUF, ExportRecord, Format, hashes
 from lerope.interop.foreign import read_foreign_config
 from lerope.interop.longrope import longrope_config
@@ -174,11 +180,7 @@ def _export_ladder(source: _Source, folder: Path, request: ExportRequest) -> Non
                 f"activation {model.config.activation!r} cannot run in llama.cpp, which computes xIELU in this "
                 "architecture; train with --activation relu2."
             )
-        warnings.warn(
-            f"activation {model.config.activation!r} runs only in transformers: engines compute xIELU in this "
-            "architecture; train with --activation relu2 to serve the model everywhere.",
-            stacklevel=3,
-        )
+        warnings.warn(only_transformers(model.config.activation), stacklevel=3)
     own = apertus_frequencies(model.encoding, source.train_length)
     extension = _extension(own.tensor(), source.train_length, request)
     frequencies = extended_frequencies(own, extension)
