@@ -65,6 +65,20 @@ def test_an_engine_that_cannot_run_a_model_is_not_said_to_compute_another(tmp_pa
     assert "Not the same model" not in shown
 
 
+def test_the_folder_of_a_transformers_model_is_no_run(tmp_path, capsys):
+    """Of one that was converted, too."""
+    make("qwen3").save_pretrained(tmp_path / "plain")
+    lerope.convert(make("qwen3")).save_pretrained(tmp_path / "learned")
+    capsys.readouterr()
+    for name in ("plain", "learned"):
+        assert call("export", tmp_path / name, tmp_path / "out") == 2
+        assert capsys.readouterr().err == (
+            f"lerope export: {tmp_path / name} holds a transformers model (qwen3), not a run; load it with "
+            "transformers and call lerope.export(lerope.convert(model), directory) in Python.\n"
+        )
+    assert not (tmp_path / "out").exists()
+
+
 def test_gelu_is_exported_and_verified_with_a_note(tmp_path, capsys):
     out, run = tmp_path / "served", trained("gelu", 10)
     note = "note: activation 'gelu' runs only in transformers: engines compute xIELU in this architecture; train"

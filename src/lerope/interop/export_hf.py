@@ -33,7 +33,7 @@ from lerope.interop.foreign import read_foreign_config
 from lerope.interop.longrope import longrope_config
 from lerope.interop.temperature import folded
 from lerope.interop.tokenizer import Pieces, tokenizer_files
-from lerope.model.saved import load_model, read_config
+from lerope.model.saved import SavedConfig, load_model, read_config
 from lerope.model.transformer import Transformer
 from lerope.rotary.extension import Extension, Method, extend
 
@@ -139,6 +139,7 @@ class _Source:
 
 
 def _of_run(path: Path, request: ExportRequest) -> _Source:
+    _refuse_foreign(path)
     model = load_model(path)
     folder = path / "model" if (path / "model" / CONFIG).is_file() else path
     if request.train_length is not None:
@@ -157,6 +158,18 @@ def _of_run(path: Path, request: ExportRequest) -> _Source:
         pieces=Pieces.load(tokenizer, model.config.vocab_size),
         label=label,
     )
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raises if this is the folder of a transformers model, which a converted one saves too."""
+    if not (path / CONFIG).is_file():
+        return
+    kind = read_foreign_config(path, "train it again or restore it").get("model_type")
+    if isinstance(kind, str) and kind != SavedConfig.model_type:
+        raise ValueError(
+            f"{path} holds a transformers model ({kind}), not a run; load it with transformers and call "
+            "lerope.export(lerope.convert(model), directory) in Python."
+        )
 
 
 def _in_memory(model: Transformer, request: ExportRequest) -> _Source:
