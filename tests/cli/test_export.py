@@ -1,13 +1,16 @@
 """lerope export and lerope verify, as a user calls them."""
 
+import importlib.util
 import json
 from dataclasses import replace
 
 import pytest
 
+import lerope
 from lerope.cli.main import main
 from lerope.interop.environments import ENGINES
 from lerope.results import Verification
+from tests.interop.toys import make
 from tests.interop.trained import trained
 
 
@@ -29,7 +32,8 @@ def test_from_a_run_to_a_verified_folder(tmp_path, capsys):
     for words in ("vLLM", "SGLang", "TensorRT-LLM", "8 of 8", "against the run relu2-80"):
         assert words in shown
     assert "differs" not in shown
-    assert shown.rstrip().endswith("Everything that was computed here agrees.")
+    ending = "Everything that was computed here agrees. Known not to serve it: ONNX Runtime GenAI (cannot run)."
+    assert " ".join(shown.split()).endswith(ending)
     assert len(Verification.load(result).tables) == 7
 
 
@@ -61,9 +65,58 @@ def test_an_engine_that_cannot_run_a_model_is_not_said_to_compute_another(tmp_pa
     assert "Not the same model" not in shown
 
 
-def test_gelu_is_exported_with_a_note(tmp_path, capsys):
-    assert call("export", trained("gelu", 10), tmp_path / "served") == 0
-    assert "note: activation 'gelu' runs only in transformers" in " ".join(capsys.readouterr().out.split())
+def test_the_folder_of_a_transformers_model_is_no_run(tmp_path, capsys):
+    """Of one that was converted, too."""
+    make("qwen3").save_pretrained(tmp_path / "plain")
+    lerope.convert(make("qwen3")).save_pretrained(tmp_path / "learned")
+    capsys.readouterr()
+    for name in ("plain", "learned"):
+        assert call("export", tmp_path / name, tmp_path / "out") == 2
+        assert capsys.readouterr().err == (
+            f"lerope export: {tmp_path / name} holds a transformers model (qwen3), not a run; load it with "
+            "transformers and call lerope.export(lerope.convert(model), directory) in Python.\n"
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_gelu_is_exported_and_verified_with_a_note(tmp_path, capsys):
+    out, run = tmp_path / "served", trained("gelu", 10)
+    note = "note: activation 'gelu' runs only in transformers: engines compute xIELU in this architecture; train"
+    assert call("export", run, out) == 0
+    assert note in " ".join(capsys.readouterr().out.split())
+    assert call("verify", out, "--run", run, "--num-tokens", 4, "--out", tmp_path / "verified.json") == 0
+    assert note in " ".join(capsys.readouterr().out.split())
+    for table in Verification.load(tmp_path / "verified.json").tables:
+        assert table["tried"] is None  # what was tried is xIELU
+        agrees = table["engine"].startswith("transformers")
+        assert (table["agrees"], table["note"]) == ((True, "") if agrees else (None, "xIELU instead of gelu"))
+
+
+@pytest.mark.parametrize(
+    ("family", "known"),
+    [
+        ("llama", "ONNX Runtime GenAI (ignores the factors)."),
+        ("gemma3", "transformers 4 (ignores the factors); mlx-lm, ONNX Runtime GenAI (cannot run)."),
+    ],
+)
+def test_engines_known_not_to_serve_a_family_are_named_last(family, known, tmp_path, capsys):
+    with pytest.warns(UserWarning, match="no tokenizer"):
+        lerope.export(lerope.convert(make(family)), tmp_path / "out")
+    assert call("verify", tmp_path / "out", "--num-tokens", 4) == 0
+    shown = capsys.readouterr().out
+    ending = f"Everything that was computed here agrees. Known not to serve it: {known}"
+    assert " ".join(shown.split()).endswith(ending)
+    assert "transformers 5: the reference itself\n" in shown
+
+
+def test_the_command_that_installs_an_engine_is_whole_in_a_narrow_terminal(tmp_path, capsys, monkeypatch):
+    assert call("export", trained(), tmp_path / "out") == 0
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "onnxruntime_genai" else find(name))
+    monkeypatch.setenv("COLUMNS", "50")
+    capsys.readouterr()
+    assert call("verify", tmp_path / "out", "--num-tokens", 4) == 0
+    assert "ONNX Runtime GenAI: not installed: pip install onnxruntime-genai\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,25 @@ def _wrong(found: "Verification") -> list[str]:
     return sentences + [f"Could not be run in {', '.join(dict.fromkeys(stuck))}."] * bool(stuck)
 
 
+def _known(found: "Verification") -> list[str]:
+    """Which engines that were not run here are known to compute another function or none, in a sentence."""
+    from lerope.interop.tried import known_as
+
+    ran = {known_as(ran["engine"], ran["version"] or "") for ran in found.runs if ran["verdict"] is not None}
+    reasons: dict[str, list[str]] = {}
+    for table in found.tables:
+        # Without an error there was no table, and nothing follows from its note.
+        reason = table["tried"] or ("agrees" if table["error"] is None else table["note"])
+        if table["agrees"] is None and reason != "agrees" and table["engine"] not in ran:
+            reasons.setdefault(reason, []).append(table["engine"])
+    said = "; ".join(f"{', '.join(engines)} ({reason})" for reason, engines in reasons.items())
+    return [f"Known not to serve it: {said}."] * bool(said)
+
+
 def _show(found: "Verification", wrong: list[str]) -> None:
+    from lerope.interop.apertus import only_transformers
+    from lerope.interop.tried import known_as
+
     console = Console()
     console.print("frequencies that each engine computes from the files, against those of the model")
     texts = ("engine", "table", "this architecture, run by us")
@@ -86,12 +104,21 @@ def _show(found: "Verification", wrong: list[str]) -> None:
     table = new_table("engine", "version", "logits off by", "same tokens", "", text=("engine", "version", ""))
     for ran in found.runs:
         allowed = found.settings["logit_tolerances"][ran["engine"]]
+        if ran["verdict"] is None:
+            continue
         error = "" if ran["logit_error"] is None else f"{ran['logit_error']:.1e} of {allowed:.0e}"
         same = "" if ran["num_same_tokens"] is None else f"{ran['num_same_tokens']} of {ran['num_tokens']}"
         verdict = ": ".join(part for part in (ran["verdict"], ran["note"]) if part)
         table.add_row(ran["engine"], ran["version"] or "", error, same, verdict)
-    console.print(table)
-    console.print(" ".join(wrong) or "Everything that was computed here agrees.")
+    if table.row_count > 0:
+        console.print(table)
+    for ran in found.runs:
+        if ran["verdict"] is None:  # not in the table, whose cells would break the name of a package
+            console.print(f"{known_as(ran['engine'], ran['version'] or '')}: {ran['note']}", soft_wrap=True)
+    console.print(" ".join((wrong or ["Everything that was computed here agrees."]) + _known(found)))
+    activation = found.settings["other_activation"]
+    if activation is not None:
+        console.print(f"note: {only_transformers(activation)}")
 
 
 COMMAND = verify

@@ -5,6 +5,7 @@ max(x, 0)^2 for the scalars below, so a ladder model with squared ReLU is an Ape
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +41,20 @@ _OF_BLOCK = {
     "mlp.down.weight": "mlp.down_proj.weight",
 }
 _QKV = ("q", "k", "v")
+
+
+def other_activation(config: Mapping[str, Any]) -> str | None:
+    """The activation of an Apertus' config.json that only transformers reads: others always compute xIELU."""
+    activation: str = config.get("hidden_act", "xielu")
+    return activation if config["model_type"] == "apertus" and activation != "xielu" else None
+
+
+def only_transformers(activation: str) -> str:
+    """What to say to who exports or serves a model with such an activation."""
+    return (
+        f"activation {activation!r} runs only in transformers: engines compute xIELU in this architecture; train with "
+        "--activation relu2 to serve the model everywhere."
+    )
 
 
 def apertus_frequencies(encoding: Encoding, train_length: int) -> Frequencies:

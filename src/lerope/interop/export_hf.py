@@ -21,13 +21,19 @@ from torch import Tensor, nn
 from lerope.core.checks import check_choice, check_count
 from lerope.core.files import whole
 from lerope.core.run import CONFIG, FREQUENCIES, TOKENIZER, WEIGHTS, is_run, provenance, read_run
-from lerope.interop.apertus import apertus_config, apertus_frequencies, apertus_weights, extended_frequencies
+from lerope.interop.apertus import (
+    apertus_config,
+    apertus_frequencies,
+    apertus_weights,
+    extended_frequencies,
+    only_transformers,
+)
 from lerope.interop.export_record import GGUF, ExportRecord, Format, hashes
 from lerope.interop.foreign import read_foreign_config
 from lerope.interop.longrope import longrope_config
 from lerope.interop.temperature import folded
 from lerope.interop.tokenizer import Pieces, tokenizer_files
-from lerope.model.saved import load_model, read_config
+from lerope.model.saved import SavedConfig, load_model, read_config
 from lerope.model.transformer import Transformer
 from lerope.rotary.extension import Extension, Method, extend
 
@@ -133,6 +139,7 @@ class _Source:
 
 
 def _of_run(path: Path, request: ExportRequest) -> _Source:
+    _refuse_foreign(path)
     model = load_model(path)
     folder = path / "model" if (path / "model" / CONFIG).is_file() else path
     if request.train_length is not None:
@@ -151,6 +158,18 @@ def _of_run(path: Path, request: ExportRequest) -> _Source:
         pieces=Pieces.load(tokenizer, model.config.vocab_size),
         label=label,
     )
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raises if this is the folder of a transformers model, which a converted one saves too."""
+    if not (path / CONFIG).is_file():
+        return
+    kind = read_foreign_config(path, "train it again or restore it").get("model_type")
+    if isinstance(kind, str) and kind != SavedConfig.model_type:
+        raise ValueError(
+            f"{path} holds a transformers model ({kind}), not a run; load it with transformers and call "
+            "lerope.export(lerope.convert(model), directory) in Python."
+        )
 
 
 def _in_memory(model: Transformer, request: ExportRequest) -> _Source:
@@ -174,11 +193,7 @@ def _export_ladder(source: _Source, folder: Path, request: ExportRequest) -> Non
                 f"activation {model.config.activation!r} cannot run in llama.cpp, which computes xIELU in this "
                 "architecture; train with --activation relu2."
             )
-        warnings.warn(
-            f"activation {model.config.activation!r} runs only in transformers: engines compute xIELU in this "
-            "architecture; train with --activation relu2 to serve the model everywhere.",
-            stacklevel=3,
-        )
+        warnings.warn(only_transformers(model.config.activation), stacklevel=3)
     own = apertus_frequencies(model.encoding, source.train_length)
     extension = _extension(own.tensor(), source.train_length, request)
     frequencies = extended_frequencies(own, extension)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lerope.core.run import CONFIG, FREQUENCIES, TOKENIZER, WEIGHTS, provenance
-from lerope.interop.apertus import ladder_model
+from lerope.interop.apertus import ladder_model, other_activation
 from lerope.interop.engine_runs import Array
 from lerope.interop.engines import TABLES, Table, llama_cpp_table
 from lerope.interop.environments import ENGINES, Engine, EngineError, found_engines
@@ -92,16 +92,13 @@ def verify(
         config = _read_config(folder, is_ladder)
         weights = _weights(folder / WEIGHTS) if is_ladder else {}
         tables |= {name: functools.partial(make, config) for name, make in TABLES.items()}
-    architecture = config["model_type"]
     frequencies = None
     if _kinds(config):
-        compared = [
-            _row(name, architecture) | {"agrees": None, "note": cause(name, architecture) or _KINDS} for name in tables
-        ]
+        compared = [_row(name, config) | {"agrees": None, "note": _cause(name, config) or _KINDS} for name in tables]
     else:
         frequencies, factor = Frequencies.load(folder / FREQUENCIES), record.attention_factor or 1.0
         compared = [
-            _compared(_row(name, architecture), architecture, make, frequencies, factor)
+            _compared(_row(name, config), _cause(name, config), make, frequencies, factor)
             for name, make in tables.items()
         ]
     length = config["max_position_embeddings"]
@@ -122,13 +119,14 @@ def verify(
     ours = _logits(model, tokens)
     allowed = [_allowed(engine, record.dtype, moved, ours) for engine in engines]
     runs = [
-        _ran(engine, folder, config, (model, still), tokens, num_tokens, tolerance)
+        _unless_itself(engine, reference, _ran(engine, folder, config, (model, still), tokens, num_tokens, tolerance))
         for engine, tolerance in zip(engines, allowed, strict=True)
     ]
     return Verification(
         settings={
             "format": record.format,
             "dtype": record.dtype,
+            "other_activation": other_activation(config),
             "num_prompt_tokens": len(tokens),
             "num_tokens": num_tokens,
             "table_tolerance": TABLE_TOLERANCE,
@@ -147,9 +145,17 @@ def _kinds(config: dict[str, Any]) -> list[str]:
     return [kind for kind, part in rope.items() if isinstance(part, dict)] if isinstance(rope, dict) else []
 
 
-def _row(engine: str, architecture: str) -> EngineTable:
-    """What is known of an engine and an architecture."""
-    found = tried(engine, architecture)
+def _cause(engine: str, config: dict[str, Any]) -> str | None:
+    """Why an engine is known to compute another function; None if that is not known."""
+    activation = other_activation(config)
+    if activation is not None and not engine.startswith("transformers"):
+        return f"xIELU instead of {activation}"
+    return cause(engine, config["model_type"])
+
+
+def _row(engine: str, config: dict[str, Any]) -> EngineTable:
+    """What is known of an engine and an architecture, which was tried with the activation that all engines have."""
+    found = None if other_activation(config) is not None else tried(engine, config["model_type"])
     return EngineTable(
         engine=engine,
         error=None,
@@ -162,9 +168,13 @@ def _row(engine: str, architecture: str) -> EngineTable:
 
 
 def _compared(
-    row: EngineTable, architecture: str, make: Callable[[], Table], frequencies: Frequencies, attention_factor: float
+    row: EngineTable, reason: str | None, make: Callable[[], Table], frequencies: Frequencies, attention_factor: float
 ) -> EngineTable:
-    """A table, rebuilt and compared."""
+    """A table, rebuilt and compared.
+
+    Args:
+        reason: why the engine is known to compute another function, if it is.
+    """
     try:
         table = make()
     except (ValueError, KeyError, TypeError, ArithmeticError) as problem:
@@ -181,8 +191,8 @@ def _compared(
     if not note and not math.isclose(table.attention_factor, attention_factor, rel_tol=TABLE_TOLERANCE):
         note = f"the attention factor should be {attention_factor:g}"
     agrees: bool | None = error <= TABLE_TOLERANCE and not note
-    if agrees and row["tried"] not in (None, "agrees"):
-        agrees, note = None, cause(row["engine"], architecture) or ""
+    if agrees and (reason is not None or row["tried"] not in (None, "agrees")):
+        agrees, note = None, reason or ""
     return row | {"error": error, "attention_factor": table.attention_factor, "agrees": agrees, "note": note}
 
 
@@ -336,8 +346,9 @@ def _ran(
     obstacle = engine.obstacle()
     if obstacle is not None:
         return row | {"note": obstacle}
-    if config["model_type"] == "apertus" and config["hidden_act"] != "xielu" and not engine.any_activation:
-        return row | {"note": f"cannot run activation {config['hidden_act']}"}
+    activation = other_activation(config)
+    if activation is not None and not engine.any_activation:
+        return row | {"note": f"cannot run activation {activation}"}
     try:
         version, found, ids = engine.carry_out(folder, tokens, num_tokens)
     except EngineError as problem:
@@ -360,7 +371,7 @@ def _ran(
         if error is not None and engine.difference(found, plain) < error / 100:
             verdict, note = "ignores the factors", "its logits are those of plain RoPE"
     if verdict == "differs":
-        note = cause(known_as(engine.name, version), config["model_type"]) or note
+        note = _cause(known_as(engine.name, version), config) or note
     return row | {
         "version": version,
         "logit_error": error,
@@ -368,6 +379,13 @@ def _ran(
         "verdict": verdict,
         "note": note,
     }
+
+
+def _unless_itself(engine: Engine, reference: str, row: EngineRun) -> EngineRun:
+    """What ran, unless it is what it is compared with: then its agreement says nothing."""
+    if row["verdict"] != "agrees" or engine.name != reference or engine.python is not None:
+        return row
+    return row | {"logit_error": None, "num_same_tokens": None, "verdict": None, "note": "the reference itself"}
 
 
 @torch.no_grad()

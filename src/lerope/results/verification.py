@@ -37,7 +37,7 @@ class EngineRun(TypedDict):
     """How many tokens of its greedy continuation match ours, from the first on."""
     num_tokens: int
     verdict: Verdict | None
-    """None if it was not run."""
+    """None if it was not run, or is what others are compared with."""
     note: str
 
 
