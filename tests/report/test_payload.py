@@ -263,7 +263,7 @@ def test_without_a_verdict_the_page_says_what_to_run(tmp_path):
     rope = bare(tmp_path, "rope", "my runs/a")
     found = payload(collect([tmp_path]))["verdict"]
     assert found["text"] is None
-    assert found["missing"]["command"] == "lerope train 19M --encoding lerope --seed 1 --data DATA"
+    assert found["missing"]["command"] == "lerope train 19M --encoding lerope"
     other = bare(tmp_path, "lerope", "my runs/b")
     found = payload(collect([tmp_path]))["verdict"]["missing"]
     assert found["command"] == f"lerope eval '{rope}' '{other}'"
@@ -271,6 +271,29 @@ def test_without_a_verdict_the_page_says_what_to_run(tmp_path):
         edit(path / "run.json", finished=False)
     found = payload(collect([tmp_path]))["verdict"]["missing"]
     assert "still training" in found["text"]
+
+
+@pytest.mark.parametrize(
+    ("command", "wanted"),
+    [
+        (
+            "lerope train demo --encoding rope --data data/small --steps 40 --row-length 256 --batch-tokens 2048",
+            "lerope train demo --encoding lerope --data data/small --steps 40 --row-length 256 --batch-tokens 2048",
+        ),
+        (
+            "torchrun --nproc-per-node=2 -m lerope train 19M --encoding=rope,base=500 --out runs/mine --data 'my data'",
+            "torchrun --nproc-per-node=2 -m lerope train 19M --encoding lerope --out OUT --data 'my data'",
+        ),
+        ("lerope demo --out demo --steps 300", "lerope demo --out demo --steps 300"),
+        ("my_script.py", "lerope train 19M --encoding lerope --seed 1 --data data/c4-encoded"),
+    ],
+)
+def test_the_command_for_a_second_encoding_keeps_all_that_a_pair_has_in_common(tmp_path, command, wanted):
+    path = bare(tmp_path, "rope")
+    starts = json.loads((path / "run.json").read_text())["starts"]
+    edit(path / "run.json", starts=[{**starts[0], "command": command}])
+    found = payload(collect([path]))["verdict"]["missing"]
+    assert found["command"] == wanted.replace("OUT", str(tmp_path / "19M-lerope-1"))
 
 
 def test_runs_that_were_evaluated_differently_do_not_keep_others_from_a_verdict(example, tmp_path):
