@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from lerope.core.locks import locked
 from lerope.report.collect import Bundle, collect
 from lerope.report.curves import distance_edges
 from lerope.report.page import embedded
@@ -270,7 +271,12 @@ def test_without_a_verdict_the_page_says_what_to_run(tmp_path):
     for path in (rope, other):
         edit(path / "run.json", finished=False)
     found = payload(collect([tmp_path]))["verdict"]["missing"]
-    assert "still training" in found["text"]
+    assert "stopped before their end" in found["text"]
+    assert found["command"] == "lerope train 19M"
+    with locked(other):
+        found = payload(collect([tmp_path]))
+    assert "still training" in found["verdict"]["missing"]["text"]
+    assert {run["method"]: run["stopped"] for run in found["runs"]} == {"rope": True, "lerope": False}
 
 
 @pytest.mark.parametrize(
@@ -374,6 +380,7 @@ def test_runs_that_start_from_others_leave_the_verdict_to_the_rest(tmp_path):
     assert payload(bundle)["verdict"]["text"].startswith("LeRoPE is 0.0100 nats below RoPE")
     (note,) = bundle.notes
     assert note.startswith("1 of the evaluated runs have other data, train lengths or recipes, started from other")
+    assert f"are not compared ({tmp_path / 'later'});" in note
 
 
 def test_runs_of_other_steps_or_shapes_leave_the_verdict_to_the_rest(tmp_path):

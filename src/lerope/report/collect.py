@@ -21,6 +21,7 @@ from lerope.scaling.study import read_runs, study
 
 Kind = TypeVar("Kind", bound=Result)
 _MOST_FOLDERS = 100_000
+_MOST_NAMED = 6
 NOT_COMPARED = "The runs are not compared"
 """How the note begins that says why."""
 Arrays = dict[str, npt.NDArray[Any]]
@@ -104,10 +105,13 @@ def collect(paths: Sequence[Path]) -> Bundle:
         raise ValueError(f"{named} holds no run; name run directories or a folder of them.")
     bundle = Bundle(whole, notes=notes)
     runs = bundle.compared
-    if left_out := sum(files.can_be_compared for files in whole) - len(runs):
+    compared = {files.run.path for files in runs}
+    if left_out := [files.run.path for files in whole if files.can_be_compared and files.run.path not in compared]:
         why = "have other data, train lengths or recipes, started from other runs or were evaluated differently"
         alike = "`lerope eval` with the same options scores runs alike"
-        notes.append(f"{left_out} of the evaluated runs {why}, and are not compared; {alike}.")
+        more = f" and {len(left_out) - _MOST_NAMED} more" if len(left_out) > _MOST_NAMED else ""
+        named = ", ".join(map(str, left_out[:_MOST_NAMED])) + more
+        notes.append(f"{len(left_out)} of the evaluated runs {why}, and are not compared ({named}); {alike}.")
     comparison = multipliers = None
     if len(_methods(runs)) > 1:
         comparison = _attempt(lambda: compare([files.run.path for files in runs]), NOT_COMPARED, notes)

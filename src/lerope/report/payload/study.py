@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from lerope.core.locks import is_locked
 from lerope.core.run import Run
 from lerope.report.collect import NOT_COMPARED, Bundle
 from lerope.report.curves import trailing
@@ -27,6 +28,11 @@ def verdict(bundle: Bundle) -> Json:
     return {"text": main["verdict"], "rung": main["rung"], "method": main["method"], "missing": None}
 
 
+def stopped(run: Run) -> bool:
+    """Whether a run is not finished and no process trains it."""
+    return not run.finished and not is_locked(run.path)
+
+
 def _missing(bundle: Bundle) -> Json:
     """A sentence, and commands that would give a verdict."""
     runs = [files.run for files in bundle.runs]
@@ -44,6 +50,12 @@ def _missing(bundle: Bundle) -> Json:
         return {
             "text": "There is no verdict yet: score the finished runs on the validation documents.",
             "command": f"lerope eval {shlex.join(str(run.path) for run in unscored)}",
+        }
+    if unfinished and all(map(stopped, unfinished)):
+        command = unfinished[0].starts[-1].command if unfinished[0].starts else None
+        return {
+            "text": "There is no verdict yet: runs stopped before their end; the same command goes on.",
+            "command": command,
         }
     if unfinished:
         return {"text": "There is no verdict yet: runs are still training.", "command": None}
