@@ -217,7 +217,7 @@ def test_a_run_with_nothing_yet_names_the_commands(browser, tmp_path, example):
     file = tmp_path / "index.html"
     file.write_text(render(payload(collect([tmp_path]))), encoding="utf-8")
     browser.open(file.as_uri())
-    assert "lerope train 52M --encoding rope --seed 42" in text(browser, "#verdict")
+    assert "lerope train 52M --encoding rope" in text(browser, "#verdict")
     commands = {
         "losses": "lerope train 52M",
         "bands": "lerope analyze",

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from lerope.core.locks import locked
 from lerope.report.collect import Bundle, collect
 from lerope.report.curves import distance_edges
 from lerope.report.page import embedded
@@ -263,14 +264,42 @@ def test_without_a_verdict_the_page_says_what_to_run(tmp_path):
     rope = bare(tmp_path, "rope", "my runs/a")
     found = payload(collect([tmp_path]))["verdict"]
     assert found["text"] is None
-    assert found["missing"]["command"] == "lerope train 19M --encoding lerope --seed 1 --data DATA"
+    assert found["missing"]["command"] == "lerope train 19M --encoding lerope"
     other = bare(tmp_path, "lerope", "my runs/b")
     found = payload(collect([tmp_path]))["verdict"]["missing"]
     assert found["command"] == f"lerope eval '{rope}' '{other}'"
     for path in (rope, other):
         edit(path / "run.json", finished=False)
     found = payload(collect([tmp_path]))["verdict"]["missing"]
-    assert "still training" in found["text"]
+    assert "stopped before their end" in found["text"]
+    assert found["command"] == "lerope train 19M"
+    with locked(other):
+        found = payload(collect([tmp_path]))
+    assert "still training" in found["verdict"]["missing"]["text"]
+    assert {run["method"]: run["stopped"] for run in found["runs"]} == {"rope": True, "lerope": False}
+
+
+@pytest.mark.parametrize(
+    ("command", "wanted"),
+    [
+        (
+            "lerope train demo --encoding rope --data data/small --steps 40 --row-length 256 --batch-tokens 2048",
+            "lerope train demo --encoding lerope --data data/small --steps 40 --row-length 256 --batch-tokens 2048",
+        ),
+        (
+            "torchrun --nproc-per-node=2 -m lerope train 19M --encoding=rope,base=500 --out runs/mine --data 'my data'",
+            "torchrun --nproc-per-node=2 -m lerope train 19M --encoding lerope --out OUT --data 'my data'",
+        ),
+        ("lerope demo --out demo --steps 300", "lerope demo --out demo --steps 300"),
+        ("my_script.py", "lerope train 19M --encoding lerope --seed 1 --data data/c4-encoded"),
+    ],
+)
+def test_the_command_for_a_second_encoding_keeps_all_that_a_pair_has_in_common(tmp_path, command, wanted):
+    path = bare(tmp_path, "rope")
+    starts = json.loads((path / "run.json").read_text())["starts"]
+    edit(path / "run.json", starts=[{**starts[0], "command": command}])
+    found = payload(collect([path]))["verdict"]["missing"]
+    assert found["command"] == wanted.replace("OUT", str(tmp_path / "19M-lerope-1"))
 
 
 def test_runs_that_were_evaluated_differently_do_not_keep_others_from_a_verdict(example, tmp_path):
@@ -351,6 +380,7 @@ def test_runs_that_start_from_others_leave_the_verdict_to_the_rest(tmp_path):
     assert payload(bundle)["verdict"]["text"].startswith("LeRoPE is 0.0100 nats below RoPE")
     (note,) = bundle.notes
     assert note.startswith("1 of the evaluated runs have other data, train lengths or recipes, started from other")
+    assert f"are not compared ({tmp_path / 'later'});" in note
 
 
 def test_runs_of_other_steps_or_shapes_leave_the_verdict_to_the_rest(tmp_path):

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from lerope.core.locks import locked
 from lerope.report.collect import collect
 from lerope.report.payload import payload
 from lerope.report.watch import Source, open_server
@@ -42,7 +43,8 @@ def training(example, tmp_path):
     for name, count in (("metrics.jsonl", 60), ("frequencies.jsonl", 5)):
         records[name] = (run / name).read_text().splitlines(keepends=True)
         (run / name).write_text("".join(records[name][:count]))
-    return run, records
+    with locked(run):
+        yield run, records
 
 
 @in_browser

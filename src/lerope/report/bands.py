@@ -8,7 +8,7 @@ import numpy.typing as npt
 from lerope.core.encoding import BASE
 from lerope.report.collect import Bundle, RunFiles
 from lerope.report.curves import Floats
-from lerope.report.groups import matched
+from lerope.report.groups import main_study, matched
 from lerope.results import Bands, LearnedFrequencies, Phasors
 
 Complexes = npt.NDArray[np.complex128]
@@ -87,7 +87,7 @@ def num_pairs(length: int) -> Floats:
 
 def phasor_pair(bundle: Bundle) -> list[RunFiles]:
     """The largest RoPE run and the largest LeRoPE run whose phasors were measured, or whichever there is."""
-    measured = [files for files in bundle.runs if gradient_phasors(files) is not None]
+    measured = [files for files in main_study(bundle) if gradient_phasors(files) is not None]
     return matched(measured, ("rope", "lerope"))
 
 

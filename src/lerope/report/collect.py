@@ -5,7 +5,7 @@ What cannot be read becomes a note: a report about eleven runs is worth having w
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from lerope.scaling.study import read_runs, study
 
 Kind = TypeVar("Kind", bound=Result)
 _MOST_FOLDERS = 100_000
+_MOST_NAMED = 6
 NOT_COMPARED = "The runs are not compared"
 """How the note begins that says why."""
 Arrays = dict[str, npt.NDArray[Any]]
@@ -44,6 +45,11 @@ class RunFiles:
     def evaluation(self) -> Evaluation | None:
         """The usual one: on all validation documents, in windows of the train length."""
         return self.result(Evaluation, "eval")
+
+    @property
+    def can_be_compared(self) -> bool:
+        """Whether the run is finished and evaluated."""
+        return self.run.finished and self.evaluation is not None
 
     def arrays(self, kind: type[RunResult], stem: str | None = None) -> Arrays:
         """The long arrays beside that result; nothing if they are missing or not those it was saved with."""
@@ -77,6 +83,11 @@ class Bundle:
     notes: list[str] = field(default_factory=list)
     """What could not be read or compared, in a sentence each."""
 
+    @cached_property
+    def compared(self) -> list[RunFiles]:
+        """The finished and evaluated runs that can stand beside each other; nothing where none is evaluated."""
+        return _comparable(self.runs)
+
 
 def collect(paths: Sequence[Path]) -> Bundle:
     """Reads runs, or all runs in folders.
@@ -92,7 +103,15 @@ def collect(paths: Sequence[Path]) -> Bundle:
     if not whole:
         named = ", ".join(map(str, paths)) or "nothing"
         raise ValueError(f"{named} holds no run; name run directories or a folder of them.")
-    runs = _comparable(whole, notes)
+    bundle = Bundle(whole, notes=notes)
+    runs = bundle.compared
+    compared = {files.run.path for files in runs}
+    if left_out := [files.run.path for files in whole if files.can_be_compared and files.run.path not in compared]:
+        why = "have other data, train lengths or recipes, started from other runs or were evaluated differently"
+        alike = "`lerope eval` with the same options scores runs alike"
+        more = f" and {len(left_out) - _MOST_NAMED} more" if len(left_out) > _MOST_NAMED else ""
+        named = ", ".join(map(str, left_out[:_MOST_NAMED])) + more
+        notes.append(f"{len(left_out)} of the evaluated runs {why}, and are not compared ({named}); {alike}.")
     comparison = multipliers = None
     if len(_methods(runs)) > 1:
         comparison = _attempt(lambda: compare([files.run.path for files in runs]), NOT_COMPARED, notes)
@@ -100,35 +119,36 @@ def collect(paths: Sequence[Path]) -> Bundle:
     if ladder:
         paths = [files.run.path for files in ladder]
         multipliers = _attempt(lambda: study(read_runs(paths)), "There are no compute multipliers", notes)
-    return Bundle(whole, comparison, multipliers, notes)
+    return replace(bundle, comparison=comparison, multipliers=multipliers)
 
 
-def _comparable(runs: list[RunFiles], notes: list[str]) -> list[RunFiles]:
+def _comparable(runs: list[RunFiles]) -> list[RunFiles]:
     """Finished runs with the same data and train length that were evaluated alike, all trained from scratch or none:
     the largest such group, and in it the largest of each rung and number of steps whose recipes pair."""
-    evaluated = [files for files in runs if files.run.finished and files.evaluation is not None]
+    evaluated = [files for files in runs if files.can_be_compared]
     chosen: list[RunFiles] = []
     for at_rung in grouped(_most_alike(evaluated, _study_key), lambda files: files.run.recipe.rung).values():
         by_steps = grouped(at_rung, lambda files: files.run.recipe.steps).values()
-        pairing = [_most_alike(some, _recipe_key) for some in by_steps]
+        pairing = [_most_alike(some, recipe_key) for some in by_steps]
         # Of several numbers of steps only those in which something pairs.
         paired = [some for some in pairing if {"rope"} < _methods(some)]
         chosen += [files for some in paired or pairing for files in some]
-    if left_out := len(evaluated) - len(chosen):
-        why = "have other data, train lengths or recipes, started from other runs or were evaluated differently"
-        alike = "`lerope eval` with the same options scores runs alike"
-        notes.append(f"{left_out} of the evaluated runs {why}, and are not compared; {alike}.")
     return chosen
+
+
+def setting(files: RunFiles) -> tuple[Any, ...]:
+    """What all runs of one study have in common: corpus, train length, and whether they were trained from scratch."""
+    recipe = files.run.recipe
+    return files.run.identity.data, recipe.row_length, recipe.start_from is None
 
 
 def _study_key(files: RunFiles) -> Any:
     evaluation = files.evaluation
     alike = sorted(evaluation.settings.items()) if evaluation is not None else []
-    recipe = files.run.recipe
-    return files.run.identity.data, recipe.row_length, recipe.start_from is None, repr(alike)
+    return *setting(files), repr(alike)
 
 
-def _recipe_key(files: RunFiles) -> str:
+def recipe_key(files: RunFiles) -> str:
     """All of a recipe that a pair has in common."""
     recipe = asdict(files.run.recipe)
     return repr(sorted((field, value) for field, value in recipe.items() if field not in FREE_IN_PAIRS))

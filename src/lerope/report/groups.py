@@ -7,7 +7,7 @@ from typing import Any
 from lerope.core.grouping import grouped
 from lerope.core.ladder import LADDER
 from lerope.paper.numbers import RUNGS
-from lerope.report.collect import Bundle, RunFiles
+from lerope.report.collect import Bundle, RunFiles, recipe_key, setting
 from lerope.report.style import method_label, order, place
 from lerope.results import Result, Training
 
@@ -57,28 +57,40 @@ def rungs_beside_paper(runs: Iterable[RunFiles]) -> list[str]:
 
 
 def main_study(bundle: Bundle) -> list[RunFiles]:
-    """The runs that are compared: of one corpus and train length, one learning rate per rung, each seed once, and all
-    trained from scratch or none.
+    """The runs that figures and tables are about, each method and seed of a recipe once.
 
-    Those with the most evaluated runs, or else the most runs.
+    Those that are compared, and with them runs that differ from these in no more than a pair may and were not
+    evaluated. Where nothing is compared: the runs of one corpus and train length, and of one learning rate per rung,
+    of which most are finished.
     """
-
-    def of_one(files: RunFiles) -> Any:
-        return files.run.identity.data, train_length(files), files.run.recipe.start_from is None
-
-    chosen = _most_evaluated(bundle.runs, of_one)
     found: list[RunFiles] = []
-    for runs in by_rung(chosen).values():
-        alike = _most_evaluated(runs, lambda files: files.run.recipe.learning_rate)
-        for same in grouped(alike, lambda files: (method(files), seed(files))).values():
-            found.append(max(same, key=lambda files: len(files.results)))
+    for runs in by_rung(_compared(bundle) or _most_finished(bundle.runs)).values():
+        for same in grouped(runs, lambda files: (method(files), seed(files))).values():
+            found.append(max(same, key=lambda files: (files.can_be_compared, len(files.results))))
     return sorted(found, key=lambda files: (compute(files), place(method(files)), seed(files)))
 
 
-def _most_evaluated(runs: list[RunFiles], key: Callable[[RunFiles], Any]) -> list[RunFiles]:
-    """The group with the most evaluated runs, or else the most runs."""
+def _compared(bundle: Bundle) -> list[RunFiles]:
+    known = {(*setting(files), recipe_key(files)) for files in bundle.compared}
+    beside = [files for files in bundle.runs if not files.can_be_compared]
+    return bundle.compared + [files for files in beside if (*setting(files), recipe_key(files)) in known]
+
+
+def _most_finished(runs: list[RunFiles]) -> list[RunFiles]:
+    rungs = by_rung(_largest(runs, setting)).values()
+    return [files for some in rungs for files in _largest(some, lambda files: files.run.recipe.learning_rate)]
+
+
+def _largest(runs: list[RunFiles], key: Callable[[RunFiles], Any]) -> list[RunFiles]:
+    """The group with the most finished runs, or else the most runs."""
     groups = grouped(runs, key).values()
-    return max(groups, key=lambda some: (sum("eval" in files.results for files in some), len(some)), default=[])
+    return max(groups, key=lambda some: (sum(files.run.finished for files in some), len(some)), default=[])
+
+
+def same_corpus(bundle: Bundle) -> list[RunFiles]:
+    """All runs on the corpus of the main study, whatever their train length and recipe."""
+    corpora = {files.run.identity.data for files in main_study(bundle)}
+    return [files for files in bundle.runs if files.run.identity.data in corpora]
 
 
 def code_runs(bundle: Bundle) -> list[RunFiles]:
@@ -86,20 +98,16 @@ def code_runs(bundle: Bundle) -> list[RunFiles]:
     return [files for files in bundle.runs if files.run.starts and files.run.starts[-1].code_share > 0.5]
 
 
-def text_runs(bundle: Bundle) -> list[RunFiles]:
-    """All others; those on code where there are no others."""
-    code = {files.run.path for files in code_runs(bundle)}
-    return [files for files in bundle.runs if files.run.path not in code] or bundle.runs
-
-
 def learning_rate_runs(bundle: Bundle) -> dict[str, list[RunFiles]]:
-    """Trained runs that differ only in learning rate, by rung: those of a sweep, whatever their folder."""
+    """Trained runs on the study's corpus that differ only in learning rate, by rung: a sweep, whatever their folder."""
     found: dict[str, list[RunFiles]] = {}
-    trained = [files for files in bundle.runs if (end := files.result(Training)) and end.validation_loss is not None]
+    trained = [
+        files for files in same_corpus(bundle) if (end := files.result(Training)) and end.validation_loss is not None
+    ]
 
     def rest(files: RunFiles) -> str:
         recipe = {key: value for key, value in asdict(files.run.recipe).items() if "learning_rate" not in key}
-        return repr((files.run.identity.data, sorted(recipe.items())))
+        return repr(sorted(recipe.items()))
 
     for runs in grouped(trained, rest).values():
         if len({files.run.recipe.learning_rate for files in runs}) > 1:

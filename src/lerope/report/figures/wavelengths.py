@@ -9,7 +9,7 @@ from lerope.core.grouping import grouped
 from lerope.paper.numbers import WAVELENGTH_BY_LENGTH
 from lerope.report.bands import dominant_band, wavelengths
 from lerope.report.collect import Bundle, RunFiles
-from lerope.report.groups import by_rung, main_study, method, rung, seed, text_runs, train_length
+from lerope.report.groups import by_rung, main_study, method, rung, same_corpus, seed, train_length
 from lerope.report.style import COLUMN, GUIDE, MARKERS, PAGE, PAPER, Missing, letter, new_figure, plain, styled
 
 NAME = "wavelengths"
@@ -26,7 +26,7 @@ _HEIGHT = 2.75
 @styled
 def draw(bundle: Bundle) -> Any:
     """A panel for each thing that alone varies between runs; one panel for one run."""
-    learned = [files for files in text_runs(bundle) if method(files) == "lerope" and wavelengths(files) is not None]
+    learned = [files for files in same_corpus(bundle) if method(files) == "lerope" and wavelengths(files) is not None]
     if not learned:
         raise Missing("No run has learned frequencies", "lerope train RUNG --encoding lerope, lerope analyze RUN")
     study = [files for files in learned if files in main_study(bundle)] or learned

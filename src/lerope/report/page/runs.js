@@ -6,8 +6,8 @@ function progressLine(run) {
     steps ? `step ${write.count(step)} of ${write.count(steps)}` : `step ${write.count(step)}`,
     loss === null ? null : `loss ${write.loss(loss)}`,
     validationLoss === null ? null : `validation ${write.loss(validationLoss)}`,
-    tokensPerSecond === null ? null : `${write.short(tokensPerSecond)} tokens/s`,
-    secondsLeft === null ? null : `${write.duration(secondsLeft)} left`,
+    run.stopped || tokensPerSecond === null ? null : `${write.short(tokensPerSecond)} tokens/s`,
+    run.stopped ? "stopped" : secondsLeft === null ? null : `${write.duration(secondsLeft)} left`,
   ].filter(Boolean);
 }
 

@@ -11,7 +11,7 @@ from lerope.report.groups import main_study
 from lerope.report.measured import training_losses
 from lerope.report.payload.bands import ablation, bands, frequencies, phasors, slowest
 from lerope.report.payload.evaluation import evaluations, extrapolation, needle
-from lerope.report.payload.study import comparison, gaps, methods, multipliers, notes, verdict
+from lerope.report.payload.study import comparison, gaps, methods, multipliers, notes, stopped, verdict
 from lerope.report.payload.training import last_loss, progress, provenance
 from lerope.report.payload.values import Json, curve
 from lerope.results import Needle
@@ -26,7 +26,7 @@ class OneRun:
     """What the page shows of a run."""
 
     shown: Json
-    """All but the `id` that tells it from others of the same name, and the gap to another run."""
+    """All but the `id` that tells it from others of the same name, the gap to another run, and whether it stopped."""
     losses: dict[int, float]
     """Training loss by step."""
 
@@ -41,7 +41,10 @@ def payload(bundle: Bundle, runs: Sequence[OneRun] | None = None, made: Json | N
     given = [run_payload(files) for files in bundle.runs] if runs is None else runs
     names = _names([files.run.path for files in bundle.runs])
     between = gaps(bundle, [run.losses for run in given])
-    whole = [{**run.shown, "id": name, "gap": gap} for run, name, gap in zip(given, names, between, strict=True)]
+    whole = [
+        {**run.shown, "id": name, "gap": gap, "stopped": stopped(files.run)}
+        for files, run, name, gap in zip(bundle.runs, given, names, between, strict=True)
+    ]
     said, study = verdict(bundle), [files.run.path for files in main_study(bundle)]
     places = {path: place for place, path in enumerate(study)}
     # The study by size, encoding and seed, then all others as they were found.

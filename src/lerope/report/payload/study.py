@@ -1,8 +1,11 @@
 """What runs come to together: the verdict, the comparison, compute, gaps through training."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
+from lerope.core.locks import is_locked
+from lerope.core.run import Run
 from lerope.report.collect import NOT_COMPARED, Bundle
 from lerope.report.curves import trailing
 from lerope.report.groups import method, same_batches
@@ -25,6 +28,11 @@ def verdict(bundle: Bundle) -> Json:
     return {"text": main["verdict"], "rung": main["rung"], "method": main["method"], "missing": None}
 
 
+def stopped(run: Run) -> bool:
+    """Whether a run is not finished and no process trains it."""
+    return not run.finished and not is_locked(run.path)
+
+
 def _missing(bundle: Bundle) -> Json:
     """A sentence, and commands that would give a verdict."""
     runs = [files.run for files in bundle.runs]
@@ -33,10 +41,9 @@ def _missing(bundle: Bundle) -> Json:
     if len(methods) < 2:
         run = runs[0]
         other = "lerope" if "rope" in methods else "rope"
-        rest = f"--seed {run.recipe.seed} --data DATA"
         return {
             "text": f"There is no verdict, because {run.recipe.spec.label} is the only encoding: train another.",
-            "command": f"lerope train {run.recipe.rung} --encoding {other} {rest}",
+            "command": _command_of_pair(run, other),
         }
     unscored = [files.run for files in bundle.runs if files.run.finished and "eval" not in files.results]
     if unscored:
@@ -44,10 +51,43 @@ def _missing(bundle: Bundle) -> Json:
             "text": "There is no verdict yet: score the finished runs on the validation documents.",
             "command": f"lerope eval {shlex.join(str(run.path) for run in unscored)}",
         }
+    if unfinished and all(map(stopped, unfinished)):
+        command = unfinished[0].starts[-1].command if unfinished[0].starts else None
+        return {
+            "text": "There is no verdict yet: runs stopped before their end; the same command goes on.",
+            "command": command,
+        }
     if unfinished:
         return {"text": "There is no verdict yet: runs are still training.", "command": None}
     why = next((note for note in bundle.notes if note.startswith(NOT_COMPARED)), "The notes at the end say why.")
     return {"text": f"There is no verdict. {why}", "command": None}
+
+
+def _command_of_pair(run: Run, encoding: str) -> str:
+    """The command that trained a run with another encoding, into the same folder; all else must stay for a pair."""
+    words = shlex.split(run.starts[-1].command) if run.starts else []
+    at = next((at for at, word in enumerate(words) if Path(word).name == "lerope"), len(words)) + 1
+    if words[at : at + 1] in (["demo"], ["ladder"]):
+        return shlex.join(words)  # which trains the others too
+    if words[at : at + 1] != ["train"]:
+        data = shlex.quote(run.starts[-1].data) if run.starts else "DATA"
+        return f"lerope train {run.recipe.rung} --encoding {encoding} --seed {run.recipe.seed} --data {data}"
+    changed = {
+        "--encoding": encoding,
+        "--out": str(run.path.parent / f"{run.recipe.rung}-{encoding}-{run.recipe.seed}"),
+    }
+    given = [part for word in words[at + 1 :] for part in (word.split("=", 1) if _is_of(word, changed) else [word])]
+    for option, value in changed.items():
+        if option in given:
+            given[given.index(option) + 1] = value
+        elif option == "--encoding":
+            given += [option, value]
+    return shlex.join([*words[: at + 1], *given])
+
+
+def _is_of(word: str, options: Collection[str]) -> bool:
+    """Whether a word is one of these options with its value, as in `--out=DIR`."""
+    return word.partition("=")[0] in options and "=" in word
 
 
 def comparison(found: Comparison | None) -> Json | None:

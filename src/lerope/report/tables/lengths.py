@@ -7,7 +7,7 @@ from lerope.core.encoding import FROZEN
 from lerope.paper import numbers as paper
 from lerope.report.bands import wavelengths
 from lerope.report.collect import Bundle
-from lerope.report.groups import rung, text_runs
+from lerope.report.groups import rung, same_corpus
 from lerope.report.measured import scored
 from lerope.report.style import method_label
 from lerope.report.tables.table import Cell, Column, Table
@@ -21,7 +21,7 @@ def dominant_bands(bundle: Bundle) -> Table:
     """The dominant band of runs with learned frequencies, and wavelength / train length under both estimators."""
     rows: list[list[Cell]] = []
     lengths, found = [], []
-    for files in text_runs(bundle):
+    for files in same_corpus(bundle):
         bands, profile = files.result(Bands), wavelengths(files)
         band, family = None if bands is None else bands.dominant_band, files.run.recipe.spec.family
         if family not in ("lerope", FROZEN) or bands is None or band is None or profile is None:
