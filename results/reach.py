@@ -305,7 +305,7 @@ def draw(text: Archive) -> Any:
     least = min(_ways([rope]), key=lambda way: _perplexity([rope], (1, TIMES), *way))
     own = {row["start"]: row["loss"] for row in curve(rope, "none", 0.0)}
     target = {row["start"]: row["loss"] if row["start"] >= train else own[row["start"]] for row in curve(rope, *least)}
-    figure = new_figure(PAGE, 3.0)
+    figure = new_figure(PAGE, 3.8)
     axes = figure.subplots()
     drawn = [(label, result, ("none", 0.0)) for label, result in scored.items()]
     by_position = {label: _perplexity([result], (1, TIMES), *BY_POSITION) for label, result in scored.items()
@@ -328,5 +328,5 @@ def draw(text: Archive) -> Any:
     axes.set_ylim(bottom)
     axes.axvline(1, color=GUIDE, ls=":", lw=0.9)
     axes.set(xlabel="position (windows)", ylabel="loss less that of RoPE at its best (nats)")
-    figure.legend(loc="outside upper center", ncols=3)
+    figure.legend(loc="outside upper center", ncols=2)
     return figure
