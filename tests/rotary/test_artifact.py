@@ -89,6 +89,9 @@ def test_saving_replaces_whole_files_and_leaves_nothing_behind(tmp_path):
 
 def test_a_failed_save_leaves_nothing_behind(tmp_path):
     (tmp_path / "folder").mkdir()
-    with pytest.raises(ValueError, match="folder cannot be written"):
+    with pytest.raises(ValueError, match=r"got the folder .*folder"):
         lerope.RoPE(16).save(tmp_path / "folder")
-    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="cannot be written"):
+        lerope.RoPE(16).save(tmp_path / "file" / "frequencies.json")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]

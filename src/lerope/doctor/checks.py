@@ -37,6 +37,7 @@ PACKAGES = {
     "datasets": ("datasets", "data", "Hugging Face datasets"),
     "transformers": ("transformers", "hf", "Hugging Face models"),
     "tokenizers": ("tokenizers", "hf", "exported tokenizers"),
+    "accelerate": ("accelerate", "hf", "Trainer"),
     "gguf": ("gguf", "gguf", "exports for llama.cpp"),
     "scipy": ("scipy", "scaling", "intervals and fits"),
     "matplotlib": ("matplotlib", "plots", "figures"),
