@@ -141,9 +141,6 @@ def test_a_study_in_processes_of_its_own(capsys, data, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     study = ("ladder", "own.py:mine", "--demo", "--steps", 2)
     assert "waiting" in called(capsys, *study, "--status")
-    assert "archive must be another folder" in called(
-        capsys, *study, "--out", "o", "--archive", "o", "--data", data, code=2
-    )
     text = called(capsys, *study, "--data", data, "--archive", "kept")
     run = tmp_path / "studies" / "mine-demo" / "demo-rope-42-2.52B"
     assert read_run(run).finished
@@ -229,6 +226,14 @@ def test_bad_input_is_one_sentence(capsys, data, args, sentence):
     error = called(capsys, *(names.get(arg, arg) for arg in args), code=2)
     assert sentence in error
     assert error.count("\n") == 1
+
+
+def test_where_nothing_can_be_archived_nothing_is_trained(capsys, data, tmp_path):
+    out, file = tmp_path / "out", data / "manifest.json"
+    study = ("ladder", "base", "--demo", "--data", data, "--out", out)
+    assert f"archive must be a folder; got the file {file}." in called(capsys, *study, "--archive", file, code=2)
+    assert "archive must be another folder than --out" in called(capsys, *study, "--archive", out, code=2)
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(

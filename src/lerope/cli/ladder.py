@@ -103,8 +103,8 @@ def ladder(
             kept = [] if archive is None else [["archive", str(out / run.name), "--out", str(archive)]]
             print(" && ".join(shlex.join(["lerope", *command]) for command in [*run.commands(data, out), *kept]))
         return
-    if archive is not None and archive.resolve() == out.resolve():
-        raise ValueError(f"archive must be another folder than --out, which has the runs themselves; got {archive}.")
+    if archive is not None:
+        _check_archive(archive, out)
     _carry_out(chosen, data, out, launcher(on, at_once, cluster, where, archive), sweep, on == "slurm", json_)
 
 
@@ -137,6 +137,14 @@ def _carry_out(
         words = f"{len(failed)} of {len(study.runs)} runs failed (see above); logs are in {out / LOGS}."
         print(words, file=sys.stderr)
         sys.exit(1)
+
+
+def _check_archive(archive: Path, out: Path) -> None:
+    """Raises before anything is trained if runs could not be archived there."""
+    if archive.exists() and not archive.is_dir():
+        raise ValueError(f"archive must be a folder; got the file {archive}.")
+    if archive.resolve() == out.resolve():
+        raise ValueError(f"archive must be another folder than --out, which has the runs themselves; got {archive}.")
 
 
 def _cancel(study: "Study", out: Path, on: str) -> None:
